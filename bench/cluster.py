@@ -16,7 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from common import ROOT, arguments_for, provenance, write
 
-PACKAGES = ("paceline-rendezvous", "paceline-collectives")
+# Packages and their programs of tests: the tests of a cluster are in files named cluster or cluster_tests.
+PROGRAMS = (
+    ("paceline-rendezvous", "--test=cluster"),
+    ("paceline-collectives", "--test=cluster"),
+    ("paceline-collectives", "--lib"),
+)
 # A process of this many schedules stays below the usual limits of threads and descriptors.
 SEEDS_OF_PROCESS = 50
 LIMIT_S = 1800
@@ -26,35 +31,46 @@ def main() -> None:
     parser = arguments_for(__doc__, "cluster.json", rounds=0, has_program=False)
     parser.add_argument("--seeds", default="0..1000", metavar="A..B")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
+    parser.add_argument("--first", action="store_true", help="end at the first failure")
     args = parser.parse_args()
     if not (seeds := re.fullmatch(r"(\d+)\.\.(\d+)", args.seeds)):
         parser.error(f"--seeds {args.seeds}: pass a range such as 0..1000")
     first, end = map(int, seeds.groups())
     chunks = [(at, min(at + SEEDS_OF_PROCESS, end)) for at in range(first, end, SEEDS_OF_PROCESS)]
     records = []
-    programs = [built(package) for package in PACKAGES]
-    for program, test in [(of, test) for of in programs for test in tests_of(of)]:
+    programs = [(built(*of), of[1]) for of in PROGRAMS]
+    for program, test in [(of, test) for of, kind in programs for test in tests_of(of, kind)]:
         begin = time.monotonic()
+        failures = []
         with ThreadPoolExecutor(args.jobs) as pool:
-            failures = [text for text in pool.map(lambda chunk: failure(program, test, *chunk), chunks) if text]
+            for run in [pool.submit(failure, program, test, *chunk) for chunk in chunks]:
+                failures += [text] if (text := run.result()) else []
+                if args.first and failures:
+                    pool.shutdown(cancel_futures=True)
+                    break
         records.append({"test": test, "schedules": end - first, "seconds": round(time.monotonic() - begin, 1), "failures": failures})
         print(json.dumps(records[-1], indent=2), flush=True)
+        if args.first and failures:
+            break
     write(args.out, {**provenance(), "seeds": args.seeds, "tests": records})
     if any(record["failures"] for record in records):
         sys.exit("some schedules fail")
 
 
-def built(package: str) -> str:
-    """The program of a package's tests in a cluster."""
-    command = ["cargo", "test", "--locked", "-p", package, "--test", "cluster", "--no-run", "--message-format", "json"]
+def built(package: str, kind: str) -> str:
+    """The program of a package's tests of this kind."""
+    command = ["cargo", "test", "--locked", "-p", package, kind, "--no-run", "--message-format", "json"]
     output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
     return next(of["executable"] for line in output.splitlines() if (of := json.loads(line)).get("executable"))
 
 
-def tests_of(program: str) -> list[str]:
+def tests_of(program: str, kind: str) -> list[str]:
     """The tests that explore schedules."""
     output = subprocess.run([program, "--list"], check=True, stdout=subprocess.PIPE, text=True).stdout
-    return [line.removesuffix(": test") for line in output.splitlines() if line.endswith(": test") and "a_seed" not in line]
+    tests = [line.removesuffix(": test") for line in output.splitlines() if line.endswith(": test")]
+    if kind == "--lib":
+        return [test for test in tests if "::cluster_tests::" in test]
+    return [test for test in tests if "a_seed" not in test]
 
 
 def failure(program: str, test: str, first: int, end: int) -> str | None:

@@ -4,8 +4,8 @@
     python3 bench/protocol_mutants.py --only 1 9 --schedules 10000     # those patches
     python3 bench/protocol_mutants.py --run ''                         # only builds: does each patch still apply and compile?
 
-`--build` and `--run` are commands in the copy; {schedules} and {seed} are filled in. The second command runs that many schedules, from that seed on.
-At the first schedule in which a check fails, it prints a line with `seed S` and exits with a code other than 0. First it must succeed without a patch.
+`--build` and `--run` are commands in the copy; {first} and {end} are filled in. The second command runs these schedules. At the first one in which a
+check fails, it prints a line with PACELINE_SEEDS=S and exits with a code other than 0. First it must succeed without a patch.
 A mutant is `found` if the command names a seed, `endless` if it does not end within `--limit` seconds, an `error` if it fails without a seed, and
 `nothing` otherwise.
 
@@ -30,7 +30,7 @@ def simulate(command: str, tree: Path, environment: dict[str, str], limit_s: flo
     begin = time.monotonic()
     code, output, errors = ended(shlex.split(command), tree, limit_s, env=environment, text=True)
     lines = [line.strip() for line in f"{output}\n{errors}".splitlines() if line.strip()]
-    failed = next((found for line in lines if (found := re.search(r"\bseed (\d+)", line))), None) if code else None
+    failed = next((found for line in lines if (found := re.search(r"\bPACELINE_SEEDS=(\d+)", line))), None) if code else None
     verdict = {None: "endless", 0: "nothing"}.get(code, "found" if failed else "error")
     said = "" if code == 0 else failed.string if failed else " | ".join(lines[-2:])
     return {"verdict": verdict, "seed": failed and int(failed[1]), "said": said, "seconds": round(time.monotonic() - begin, 1)}
@@ -40,17 +40,16 @@ def main() -> int:
     parser = arguments_for(__doc__, "protocol_mutants.json", rounds=0, has_program=False)
     parser.add_argument("--target-dir", type=Path, default=ROOT / "target/protocol_mutants", metavar="DIR", help="where the copy is built")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="numbers of patches")
-    parser.add_argument("--build", default="cargo build --release -p paceline --example cluster", metavar="COMMAND", help="(default: %(default)s)")
-    parser.add_argument("--run", default="cargo run --release -p paceline --example cluster -- --schedules {schedules} --seed {seed}",
-                        metavar="COMMAND", help="(default: %(default)s)")
-    parser.add_argument("--schedules", type=int, default=2000, metavar="N", help="for each mutant (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the first schedule (default: %(default)s)")
+    parser.add_argument("--build", default="cargo test --locked -p paceline-rendezvous -p paceline-collectives --test cluster --lib --no-run", metavar="COMMAND", help="(default: %(default)s)")
+    parser.add_argument("--run", default="python3 bench/cluster.py --first --seeds {first}..{end}", metavar="COMMAND", help="(default: %(default)s)")
+    parser.add_argument("--schedules", type=int, default=300, metavar="N", help="for each mutant (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first schedule (default: %(default)s)")
     parser.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="for the schedules of a mutant (default: %(default)s)")
     parser.add_argument("--at-least", type=int, metavar="N", help="how many must be found (default: 28, or all of --only)")
     args = parser.parse_args()
     target = Path(os.path.abspath(args.target_dir))
     tree, environment = target / "tree", os.environ | {"CARGO_TARGET_DIR": str(target), "CARGO_INCREMENTAL": "0"}
-    run = args.run.format(schedules=args.schedules, seed=args.seed)
+    run = args.run.format(first=args.seed, end=args.seed + args.schedules)
     copy_tree(tree)
     record: Record = provenance() | {"run": run, "sound": None, "mutants": []}
     apply = ["git", "apply", "--unsafe-paths", f"--directory={tree}"]

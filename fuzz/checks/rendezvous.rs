@@ -92,11 +92,12 @@ fn requests(bytes: &[u8]) -> Result<(), String> {
         send_request(&one, &request, &deadline()).expect("a request of a socket's length");
         let again = read_request(&other).expect("a request that was written");
         assert_eq!(again, request);
-        let answer = shared.answer(match request {
+        let request = match request {
             Request::Get { key, .. } => Request::Get { key, limit: Duration::ZERO },
             Request::Arrive { .. } => Request::Arrive { limit: Duration::ZERO },
             request => request,
-        });
+        };
+        let answer = shared.answer(request, || false);
         send_answer(&server, &answer).expect("an answer of a socket's length");
         assert_eq!(read_answer(&client, &deadline()).expect("an answer that was written"), answer);
     }
@@ -142,7 +143,8 @@ fn answers_to_store(bytes: &[u8], backend: fn(OwnedFd) -> Backend) -> Result<(),
 fn arrival_at_agent(bytes: &[u8]) -> Result<(), String> {
     let (_server, client) = connection_with(bytes);
     let mut connection = agent::Connection::over(client, String::new());
-    let secret = connection.arrive(0, WORLD, LIMIT).and_then(|()| connection.get("secret", LIMIT));
+    let secret =
+        connection.arrive(0, WORLD, &deadline()).and_then(|()| connection.get("secret", LIMIT));
     secret.map(|_| ()).map_err(|failed| failed.error(0, WORLD, "a store".into()).to_string())
 }
 

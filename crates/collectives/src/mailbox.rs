@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use paceline_memory::DType;
 use paceline_rendezvous::{PeerAddress, PeerListener, SocketKind};
-use paceline_trace::runtime::{before_join, now};
+use paceline_trace::runtime::{before_join, now, ring};
 use paceline_trace::{lock, thread_builder};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt::set_socket_send_buffer_size;
@@ -155,8 +155,7 @@ impl Mailbox {
 
 impl Connections {
     fn wake(&self) {
-        // Fails only if the counter is full, and then the thread wakes in any case.
-        let _ = rustix::io::write(&self.alarm, &1u64.to_ne_bytes());
+        ring(&self.alarm);
     }
 }
 
@@ -171,7 +170,7 @@ impl Drop for Mailbox {
                 let _ = thread.join();
             }
             Some(_) => {}
-            None => Pump::new(self.shared.clone()).say_goodbye(),
+            None => Pump::new(self.shared.clone()).serve(),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use paceline_trace::runtime::{self, connect_local, connect_tcp};
 use rustix::net::sockopt::set_socket_keepalive;
 
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, MAX_LIMIT};
 use crate::socket::is_same_user;
 
 /// How long to wait for an address that is in use, perhaps by a run that is about to end.
@@ -70,7 +70,8 @@ impl SocketAddress {
             }
             SocketAddress::Tcp(host, port) => {
                 let mut last = io::Error::other(format!("{host} has no address"));
-                for address in resolve(host, *port)? {
+                // A slow name server counts.
+                for address in deadline.wait(MAX_LIMIT, || resolve(host, *port))? {
                     let limit = deadline.left().clamp(Duration::from_millis(1), CONNECT_LIMIT);
                     match deadline.wait(limit, || connect_tcp(address, limit)) {
                         Ok(socket) => return Ok(socket),

@@ -85,6 +85,12 @@ pub(crate) fn poll_until(
     deadline.sleep(|limit| poll(fds, Some(limit)))
 }
 
+/// Whether the other end has closed the connection, and all that it sent has been read.
+pub(crate) fn is_closed(socket: impl AsFd) -> bool {
+    let next = recv(socket, &mut [0], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+    !matches!(next, Ok((1.., _)) | Err(Errno::AGAIN | Errno::INTR))
+}
+
 /// Whether the process at the other end of a Unix socket belongs to the same user as this one.
 pub(crate) fn is_same_user(socket: impl AsFd) -> bool {
     socket_peercred(socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid())

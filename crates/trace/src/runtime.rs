@@ -68,6 +68,13 @@ pub fn poll(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> rustix::io::Resu
     rustix::event::poll(fds, limit.as_ref())
 }
 
+/// Adds one to a counter of events (see eventfd(2)), which wakes the thread that polls it.
+pub fn ring(alarm: impl AsFd) {
+    // Fails only if the counter is full, and then the thread wakes in any case.
+    let _ = rustix::io::write(&alarm, &1u64.to_ne_bytes());
+    simulated!(thread => thread.rang(alarm.as_fd()));
+}
+
 /// A condition for which threads wait, without the lock of its mutex meanwhile.
 #[derive(Debug, Default)]
 pub struct Condvar(std::sync::Condvar);

@@ -71,9 +71,6 @@ pub(super) struct Header {
 }
 
 impl Header {
-    pub(super) const LEAVING: Header =
-        Header { tag: 0, len_bytes: 0, dtype: 0, purpose: Purpose::Leave, number: 0 };
-
     fn of(letter: &Letter) -> Self {
         let Message { tag, dtype, memory, .. } = letter.message;
         let (len_bytes, number) = (memory.len_bytes as u64, u64::from(letter.seq));
@@ -116,6 +113,9 @@ impl Header {
         format!("{} bytes of {dtype} with tag {}", self.len_bytes, self.tag)
     }
 }
+
+const LEAVING: Header =
+    Header { tag: 0, len_bytes: 0, dtype: 0, purpose: Purpose::Leave, number: 0 };
 
 /// A header on its way out, and the data that follow it.
 pub(super) struct Outgoing {
@@ -178,7 +178,12 @@ impl Desk {
         self.num_letters - 1
     }
 
+    /// Sends what has been asked for, at most until the limit, and then a goodbye.
     pub(super) fn close(&mut self, limit: Duration) {
+        let own = self.rank;
+        for peer in (0..self.world_size()).filter(|peer| *peer != own) {
+            self.push(peer, LEAVING, RawMemory::EMPTY, None);
+        }
         self.closes_by = Some(now() + limit.min(Duration::from_secs(3600)));
     }
 

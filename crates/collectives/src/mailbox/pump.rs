@@ -43,18 +43,9 @@ impl Pump {
         Self { incoming: vec![incoming; shared.sockets.len()], shared }
     }
 
+    /// Moves bytes until the rank has left.
     pub(super) fn serve(mut self) {
         while self.turn() {}
-        self.say_goodbye();
-    }
-
-    /// Tells the peers that this rank leaves in order.
-    pub(super) fn say_goodbye(self) {
-        for socket in self.shared.sockets.iter().flatten() {
-            // A peer that is gone needs no goodbye.
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            let _ = send(socket, &Header::LEAVING.encode(), flags);
-        }
         let ended = lock(&self.shared.desk).give_up();
         ended.into_iter().for_each(Delivered::report);
     }
@@ -65,7 +56,8 @@ impl Pump {
         let mut watched: Vec<(usize, &OwnedFd, PollFlags)> = Vec::new();
         let until = {
             let desk = lock(&shared.desk);
-            let is_sending = |peer: usize| !desk.outgoing[peer].is_empty();
+            let is_sending =
+                |peer: usize| self.incoming[peer].is_open && !desk.outgoing[peer].is_empty();
             if let Some(by) = desk.closes_by
                 && (now() >= by || !(0..desk.world_size()).any(is_sending))
             {
@@ -90,10 +82,16 @@ impl Pump {
         let mut desk = lock(&shared.desk);
         let mut ended = Vec::new();
         for (&(peer, socket, _), flags) in watched.iter().zip(ready) {
-            let is_sent =
-                !flags.contains(PollFlags::OUT) || flush(&mut desk, peer, socket, &mut ended);
-            let is_readable = flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR);
-            if !is_sent || is_readable && !self.receive(&mut desk, peer, socket, &mut ended) {
+            let mut is_open = true;
+            if flags.contains(PollFlags::OUT) && !flush(&mut desk, peer, socket, &mut ended) {
+                // The peer is gone, but perhaps its goodbye has come.
+                let _ = shutdown(socket, Shutdown::Both);
+                while self.receive(&mut desk, peer, socket, &mut ended) {}
+                is_open = false;
+            } else if flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
+                is_open = self.receive(&mut desk, peer, socket, &mut ended);
+            }
+            if !is_open {
                 self.incoming[peer].is_open = false;
                 ended.extend(desk.lose(peer));
             }

@@ -24,7 +24,7 @@ use crate::context::{WaitPolicy, Waited};
 const WORDS_LIMIT: Duration = Duration::from_millis(500);
 
 /// How much later than this rank its peers may report that an operation takes too long.
-const REPORT_LIMIT: Duration = Duration::from_millis(120);
+const REPORT_LIMIT: Duration = Duration::from_millis(500);
 
 /// The most pieces per system call.
 const MAX_VECTOR: usize = 16;

@@ -56,8 +56,9 @@ pub(crate) fn rendezvous(
             Rendezvous::fresh_secret().map_err(|error| Failed::Other(error.to_string()))?;
         store.set(SECRET_KEY, secret.as_bytes())?;
     }
-    store.arrive(rank, world, deadline.left())?;
-    let secret = store.get(SECRET_KEY, deadline.left().max(ANSWER_LIMIT))?;
+    store.arrive(rank, world, deadline)?;
+    deadline.extend_to(ANSWER_LIMIT);
+    let secret = store.get_until(SECRET_KEY, deadline)?;
     let secret = String::from_utf8(secret);
     Ok((store, secret.map_err(|_| Failed::Other("the secret there is not text".into()))?))
 }
@@ -130,7 +131,11 @@ impl Connection {
 
     /// Waits until the key is set, at most `limit`, and returns its value.
     pub(crate) fn get(&mut self, key: &str, limit: Duration) -> Result<Vec<u8>, Failed> {
-        if !self.wait(&[key.to_owned()], limit)? {
+        self.get_until(key, &Deadline::after(limit))
+    }
+
+    fn get_until(&mut self, key: &str, deadline: &Deadline) -> Result<Vec<u8>, Failed> {
+        if !self.wait(&[key.to_owned()], deadline)? {
             return Err(Failed::TimedOut(Vec::new()));
         }
         let query = self.query(GET, key);
@@ -143,17 +148,17 @@ impl Connection {
         })
     }
 
-    /// Reports that `rank` has come, and waits until all `world` ranks have reported, at most `limit`.
+    /// Reports that `rank` has come, and waits until all `world` ranks have reported.
     pub(crate) fn arrive(
         &mut self,
         rank: usize,
         world: usize,
-        limit: Duration,
+        deadline: &Deadline,
     ) -> Result<(), Failed> {
         let key = |rank: usize| format!("here/{rank}");
         self.set(&key(rank), b"1")?;
         let keys: Vec<String> = (0..world).map(key).collect();
-        if self.wait(&keys, limit)? {
+        if self.wait(&keys, deadline)? {
             return Ok(());
         }
         let mut missing = Vec::new();
@@ -167,13 +172,13 @@ impl Connection {
         Err(Failed::TimedOut(missing))
     }
 
-    /// Waits for all keys, at most `limit`. Returns whether they came in time.
-    fn wait(&mut self, keys: &[String], limit: Duration) -> Result<bool, Failed> {
+    /// Waits for all keys. Returns whether they came in time. The time that the server takes for its other answers does not count.
+    fn wait(&mut self, keys: &[String], deadline: &Deadline) -> Result<bool, Failed> {
         let query = self.key_list(WAIT, keys);
         self.exchange(|socket| {
             transmit(socket, &query, &Deadline::after(ANSWER_LIMIT))?;
             let mut answer = [0u8];
-            match receive(socket, &mut answer, Some(&Deadline::after(limit))) {
+            match receive(socket, &mut answer, Some(deadline)) {
                 Ok(()) if answer == [STOP_WAITING] => return Ok(true),
                 Ok(()) => return Err(unexpected()),
                 Err(error) if error.kind() == io::ErrorKind::TimedOut => {}

@@ -25,7 +25,7 @@ use crate::hello::{
 };
 use crate::key::RunKey;
 use crate::launch::LauncherId;
-use crate::socket::poll_until;
+use crate::socket::{is_closed, poll_until};
 use crate::warning::{Warnings, warn};
 
 /// How long rank 0 waits for its last answers to leave when the rendezvous has failed.
@@ -36,7 +36,7 @@ struct StoreState {
     values: HashMap<String, Vec<u8>>,
     /// Which ranks are here.
     joined: Vec<bool>,
-    /// Which ranks have been here.
+    /// Which ranks are here, or have been and then gave up.
     seen: Vec<bool>,
     /// The launcher of each host with ranks here, and how many. The launcher of rank 0's host counts as one more.
     launches: HashMap<u32, (LauncherId, usize)>,
@@ -190,7 +190,8 @@ impl ServerState {
         self.warnings.warn(&format!("refused a connection from {who}: {why}"));
     }
 
-    pub(crate) fn answer(&self, request: Request) -> Answer {
+    /// The answer to a rank, which waits for others only until `is_gone`.
+    pub(crate) fn answer(&self, request: Request, is_gone: impl Fn() -> bool) -> Answer {
         match request {
             Request::Set { key, value } => {
                 lock(&self.state).values.insert(key, value);
@@ -207,7 +208,8 @@ impl ServerState {
                     if state.is_complete() {
                         return Some(Answer::Done(Vec::new()));
                     }
-                    state.ahead.map(|rank| Answer::Overtaken(rank as u32))
+                    let gone = || is_gone().then(|| Answer::Refused(b"it is gone".to_vec()));
+                    state.ahead.map(|rank| Answer::Overtaken(rank as u32)).or_else(gone)
                 };
                 let answer = self.wait_for(limit, settled);
                 answer.unwrap_or_else(|| Answer::TimedOut(missing(&lock(&self.state))))
@@ -231,8 +233,8 @@ impl ServerState {
     }
 }
 
-/// The ranks to name after a time-out, four bytes each: those that never came, or, if every rank came at some
-/// time, those that gave up.
+/// The ranks to name after a time-out, four bytes each: those that never came or have died, or, if there are none,
+/// those that gave up.
 fn missing(state: &StoreState) -> Vec<u8> {
     let bytes_of = |here: &[bool]| -> Vec<u8> {
         let ranks = here.iter().enumerate().filter(|(_, is_here)| !**is_here);
@@ -298,14 +300,18 @@ fn serve(socket: OwnedFd, who: &str, shared: &ServerState) {
     };
     shared.num_strangers.fetch_sub(1, Ordering::Relaxed);
     let Some((rank, launch, socket)) = admitted else { return };
+    let mut has_given_up = false;
     while let Ok(request) = read_request(&socket) {
-        if send_answer(&socket, &shared.answer(request)).is_err() {
+        let answer = shared.answer(request, || is_closed(&socket));
+        has_given_up = matches!(answer, Answer::TimedOut(_));
+        if send_answer(&socket, &answer).is_err() {
             break;
         }
     }
     let mut state = lock(&shared.state);
     if !state.is_complete() {
         state.leave(rank, launch);
+        state.seen[rank] = has_given_up;
     }
 }
 

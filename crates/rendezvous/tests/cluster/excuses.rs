@@ -16,13 +16,18 @@ pub fn pauses(faults: &[FaultOfHost]) -> Duration {
     pauses.max().unwrap_or_default()
 }
 
-/// Whether all must succeed, unless a process is killed.
-pub fn are_short(faults: &[FaultOfHost]) -> bool {
+/// How long hosts are away, all together.
+pub fn interruptions(faults: &[FaultOfHost]) -> Duration {
     let interruptions = faults.iter().map(|fault| match fault.kind {
         ClusterFault::Freeze | ClusterFault::Cut => fault.time,
         _ => Duration::ZERO,
     });
-    interruptions.sum::<Duration>() < SHORT
+    interruptions.sum()
+}
+
+/// Whether all must succeed, unless a process is killed.
+pub fn are_short(faults: &[FaultOfHost]) -> bool {
+    interruptions(faults) < SHORT
 }
 
 /// Whether this rank measures times as the others do.

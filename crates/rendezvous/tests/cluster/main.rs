@@ -5,3 +5,4 @@ mod meeting;
 mod membership;
 mod restarts;
 mod schedules;
+mod world;

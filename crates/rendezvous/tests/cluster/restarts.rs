@@ -6,7 +6,7 @@ use paceline_trace::simulation::{
 };
 
 use crate::excuses::{are_short, pauses};
-use crate::meeting::{ALL, Met, WORLD, meet};
+use crate::meeting::{ALL, LIMIT, Met, WORLD, meet};
 use crate::schedules::explore;
 
 const MAX_RESTARTS: usize = 3;
@@ -15,7 +15,7 @@ const MAX_RESTARTS: usize = 3;
 fn launch(rank: usize) -> Option<Met> {
     let mut last = None;
     for restarts in 0..=MAX_RESTARTS {
-        last = run_child(rank, move || meet(rank, restarts));
+        last = run_child(rank, move || meet(rank, restarts, LIMIT));
         if let Some(Ok(_)) = last {
             break;
         }
@@ -49,7 +49,7 @@ fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
     let num_kills = faults.iter().filter(|fault| fault.kind == ClusterFault::Kill).count();
     let is_excused = num_kills > 1 || !are_short(faults) || !met.is_empty() || has_lost_host;
     if let Some(why) = failed.first().filter(|_| !is_excused) {
-        return Err(format!("nobody has met after {MAX_RESTARTS} restarts: {}", why.0));
+        return Err(format!("nobody has met after {MAX_RESTARTS} restarts: {}", why.error));
     }
     Ok(())
 }

@@ -37,7 +37,8 @@ fn faults(seed: u64, num_hosts: usize) -> Vec<FaultOfHost> {
             |most: Duration| Duration::from_nanos(random.time_ns(most.as_nanos() as u64));
         let (at, long) = (time(Duration::from_secs(30)), time(Duration::from_secs(60)));
         let slower = time(Duration::from_millis(30));
-        let (kind, at, time) = match random.below(13) {
+        let around_limits = time(Duration::from_secs(1)) + Duration::from_secs(5);
+        let (kind, at, time) = match random.below(14) {
             0..4 => (ClusterFault::Kill, at, Duration::ZERO),
             // It is gone, and nothing tells the others.
             4 => (ClusterFault::Cut, at, Duration::from_secs(1 << 20)),
@@ -45,6 +46,7 @@ fn faults(seed: u64, num_hosts: usize) -> Vec<FaultOfHost> {
             // It starts late.
             7 => (ClusterFault::Freeze, Duration::ZERO, long),
             8 | 9 => (ClusterFault::Cut, at, long),
+            13 => (ClusterFault::Cut, at, around_limits),
             10 => (ClusterFault::Jump, at, long),
             11 => (ClusterFault::Suspend, at, long),
             _ => (ClusterFault::Slow, at, slower),

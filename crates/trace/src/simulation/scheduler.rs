@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::Thread;
@@ -236,6 +236,11 @@ impl SimulatedThread {
         self.pause();
     }
 
+    pub(crate) fn rang(&self, alarm: BorrowedFd<'_>) {
+        self.world().wake(Wakeup::Socket(alarm.as_raw_fd()));
+        self.pause();
+    }
+
     pub(crate) fn poll(
         &self,
         fds: &mut [PollFd<'_>],
@@ -250,7 +255,6 @@ impl SimulatedThread {
             if ready > 0 || self.world().now_ns >= until_ns {
                 return Ok(ready);
             }
-            // The network knows nothing of alarms, which are descriptors too.
             let waits = fds.iter().map(|fd| Wakeup::Socket(fd.as_fd().as_raw_fd())).collect();
             self.wait_for(waits, until_ns.min(self.until_ns(Some(nap))));
             nap = (nap * 2).min(5 * MAX_NAP);
