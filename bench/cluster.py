@@ -18,9 +18,12 @@ from common import ROOT, arguments_for, provenance, write
 
 # Packages and their programs of tests: the tests of a cluster are in files named cluster or cluster_tests.
 PROGRAMS = (
+    ("paceline-rendezvous", "--lib"),
     ("paceline-rendezvous", "--test=cluster"),
     ("paceline-collectives", "--test=cluster"),
     ("paceline-collectives", "--lib"),
+    ("paceline-checkpoint", "--test=cluster"),
+    ("paceline-launch", "--lib"),
 )
 # A process of this many schedules stays below the usual limits of threads and descriptors.
 SEEDS_OF_PROCESS = 50

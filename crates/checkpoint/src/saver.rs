@@ -4,13 +4,13 @@
 //! run ends.
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel, sync_channel};
+use std::time::Duration;
 
 use paceline_failure::{Failure, Result};
 use paceline_host::disk::Disk;
 use paceline_memory::Allocator;
+use paceline_trace::runtime::receive;
 use paceline_trace::{beside, thread_builder};
 
 use super::index::{Index, Previous};
@@ -20,7 +20,7 @@ use super::progress::Progress;
 use super::proof::Line;
 use super::snapshot;
 use super::steps::{self, Keep};
-use super::writer::{self, Completion, Job, RunEnd};
+use super::writer::{self, Completion, Job, Patience};
 
 /// How long a save may take on any rank, and how long rank 0 waits for the parts of the other ranks.
 pub const SAVE_LIMIT: Duration = Duration::from_secs(600);
@@ -55,14 +55,18 @@ pub struct Saver {
     save: Option<Running>,
 }
 
+/// The end of a save: on rank 0 with the entry for the next checkpoint.
+type Written = Result<Option<Previous>>;
+
 /// A save that has begun.
 #[derive(Debug)]
 struct Running {
     /// Says whether this rank's part is on the disk.
     part: Receiver<bool>,
     /// Ends the wait for the other ranks, after a time.
-    end_run: Sender<Instant>,
-    thread: JoinHandle<Result<Option<Previous>>>,
+    end_run: Sender<Duration>,
+    /// Gets the outcome. A writer that panics sends none.
+    outcome: Receiver<Written>,
 }
 
 impl Saver {
@@ -123,7 +127,7 @@ impl Saver {
         let num_bytes = snapshot::num_bytes(pieces);
         let num_waiting = snapshot::num_waiting(num_bytes, self.settings.budget_bytes);
         let (sender, blocks) = sync_channel(num_waiting);
-        let ((part_written, part), (end_run, until)) = (channel(), channel());
+        let ((part_written, part), (end_run, run_end)) = (channel(), channel());
         let job = Job {
             disk: self.disk.clone(),
             folder: self.folder.clone(),
@@ -139,12 +143,19 @@ impl Saver {
         head.previous = self.previous.clone();
         let keep =
             Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good };
-        let (limit, run_end) = (self.settings.limit, RunEnd { until, deadline: None });
-        let completion = (rank == 0).then_some(Completion { head, steps, keep, limit, run_end });
-        let write = move || writer::run(&job, completion);
+        let limit = self.settings.limit;
+        let patience = Patience { left: limit, run_end, has_run_ended: false };
+        let completion = (rank == 0).then_some(Completion { head, steps, keep, limit, patience });
+        let (written, outcome) = channel();
+        let write = move || {
+            let outcome = writer::run(&job, completion);
+            // Nobody joins this thread: its memory is free when the outcome is known.
+            drop(job);
+            let _ = written.send(outcome);
+        };
         let thread = thread_builder("checkpoint").spawn(beside(write));
-        let thread = thread.map_err(|e| Failure::io("cannot start a thread that saves", e))?;
-        self.save = Some(Running { part, end_run, thread });
+        thread.map_err(|e| Failure::io("cannot start a thread that saves", e))?;
+        self.save = Some(Running { part, end_run, outcome });
         snapshot::copy(pieces, allocator, &sender)
     }
 
@@ -156,9 +167,10 @@ impl Saver {
 
     /// The outcome of a save that has ended meanwhile. Does not wait.
     pub fn look(&mut self) -> Result<()> {
-        match &self.save {
-            Some(save) if save.thread.is_finished() => self.wait(),
-            _ => Ok(()),
+        let Some(save) = &self.save else { return Ok(()) };
+        match save.outcome.try_recv() {
+            Err(TryRecvError::Empty) => Ok(()),
+            ended => self.end_with(ended.ok()),
         }
     }
 
@@ -166,7 +178,7 @@ impl Saver {
     pub fn wait_for_part(&mut self) -> Result<()> {
         let Some(save) = &self.save else { return Ok(()) };
         // A writer that panics says nothing.
-        let has_part = save.part.recv().unwrap_or(false);
+        let has_part = receive(&save.part, None).unwrap_or(false);
         // On rank 0 the save goes on, unless it has failed.
         if self.rank == 0 && has_part { Ok(()) } else { self.wait() }
     }
@@ -178,19 +190,24 @@ impl Saver {
 
     /// Gives the save this time to end. Its outcome does not matter.
     fn end(&mut self, grace: Duration) {
-        let Some(Running { end_run, thread, .. }) = self.save.take() else { return };
+        let Some(Running { end_run, outcome, .. }) = self.save.take() else { return };
         // A writer that no longer waits has no use for it.
-        let _ = end_run.send(Instant::now() + grace);
+        let _ = end_run.send(grace);
         // The run has failed for another reason already, or is about to.
-        let _ = thread.join();
+        let _ = receive(&outcome, None);
     }
 
     /// Waits until the save is over. On rank 0 the checkpoint is then complete.
     pub fn wait(&mut self) -> Result<()> {
-        let Some(Running { thread, .. }) = self.save.take() else { return Ok(()) };
-        let panicked =
-            |_| Failure::Run("the thread that writes the checkpoint has panicked".into());
-        if let Some(written) = thread.join().map_err(panicked)?? {
+        let Some(save) = &self.save else { return Ok(()) };
+        let outcome = receive(&save.outcome, None).ok();
+        self.end_with(outcome)
+    }
+
+    fn end_with(&mut self, outcome: Option<Written>) -> Result<()> {
+        self.save = None;
+        let panicked = || Failure::Run("the thread that writes the checkpoint has panicked".into());
+        if let Some(written) = outcome.ok_or_else(panicked)?? {
             self.line.add(written.steps, |steps| steps::is_complete(&self.folder, steps));
             self.previous = Some(written);
         }

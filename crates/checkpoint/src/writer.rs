@@ -8,11 +8,13 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
+use paceline_trace::awake;
+use paceline_trace::runtime::{now, receive, sleep};
 use serde::{Deserialize, Serialize};
 
 use super::index::{INDEX, Index, Previous, ShardFile, TensorEntry, sha256};
@@ -57,29 +59,33 @@ pub(super) struct Completion {
     pub head: Index,
     pub steps: u64,
     pub keep: Keep,
-    /// How long rank 0 waits for other parts after its own.
+    /// How long a save may take.
     pub limit: Duration,
-    pub run_end: RunEnd,
+    pub patience: Patience,
 }
 
-/// When the run has ended, and other parts may never come.
+/// How long rank 0 waits for the parts of the other ranks. Time in which this process was suspended does not count.
 #[derive(Debug)]
-pub(super) struct RunEnd {
-    /// Gets the moment until which the writer still waits.
-    pub until: Receiver<Instant>,
-    pub deadline: Option<Instant>,
+pub(super) struct Patience {
+    /// Counted from the moment when its own part is on the disk.
+    pub left: Duration,
+    /// Gets the time that is left once the run has ended, and other parts may never come.
+    pub run_end: Receiver<Duration>,
+    pub has_run_ended: bool,
 }
 
-impl RunEnd {
-    /// Waits a while. False if the run has ended long ago.
+impl Patience {
+    /// Waits a while. False if nothing is left.
     fn pause(&mut self, time: Duration) -> bool {
-        match self.until.recv_timeout(time) {
-            Ok(deadline) => self.deadline = Some(deadline),
+        let begin = now();
+        match receive(&self.run_end, Some(time)) {
+            Ok(left) => (self.left, self.has_run_ended) = (self.left.min(left), true),
             // The owner waits for the outcome.
-            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(time),
+            Err(RecvTimeoutError::Disconnected) => sleep(time),
             Err(RecvTimeoutError::Timeout) => {}
         }
-        self.deadline.is_none_or(|deadline| Instant::now() < deadline)
+        self.left = self.left.saturating_sub(awake(now() - begin, time));
+        !self.left.is_zero()
     }
 }
 
@@ -118,12 +124,9 @@ fn unfinished_mark_name(rank: usize) -> String {
 }
 
 fn failed(job: &Job, path: &Path) -> impl Fn(io::Error) -> Failure {
-    let is_gone = |error: &io::Error| {
-        job.rank > 0 && error.kind() == io::ErrorKind::NotFound && !job.partial.exists()
-    };
     move |error| {
-        if is_gone(&error) {
-            // Rank 0 has failed, and has removed the folder.
+        if job.rank > 0 && error.kind() == io::ErrorKind::NotFound {
+            // Rank 0 has failed, and removes the files, and at last the folder.
             Failure::Consequence("rank 0 has given up the checkpoint".into())
         } else {
             Failure::cannot("write", path)(error)
@@ -139,7 +142,7 @@ fn write_part(job: &Job) -> Result<Part> {
     job.disk.create_folder(&job.partial).map_err(&failed)?;
     let mut out = job.disk.create(&path).map_err(&failed)?;
     let mut file = ShardFile { name, ..ShardFile::default() };
-    for block in &job.blocks {
+    while let Ok(block) = receive(&job.blocks, None) {
         let bytes = block.read()?;
         file.chunks.push(sha256(&bytes));
         file.num_bytes += bytes.len() as u64;
@@ -173,11 +176,10 @@ fn publish(job: &Job, part: &Part) -> Result<()> {
 
 /// Waits for the parts of all ranks, writes the index, and gives the checkpoint its name.
 fn complete(job: &Job, own: Part, completion: Completion) -> Result<Previous> {
-    let Completion { head: mut index, steps, keep, limit, mut run_end } = completion;
-    let begin = Instant::now();
+    let Completion { head: mut index, steps, keep, limit, mut patience } = completion;
     let mut parts = vec![own];
     for rank in 1..index.world_size {
-        parts.push(await_part(job, rank, begin, limit, &mut run_end)?);
+        parts.push(await_part(job, rank, limit, &mut patience)?);
     }
     for Part { file, tensors } in parts {
         index.files.push(file);
@@ -213,13 +215,7 @@ fn complete(job: &Job, own: Part, completion: Completion) -> Result<Previous> {
 }
 
 /// Waits for the mark of a rank. A file of another host may appear late, so this looks again and again.
-fn await_part(
-    job: &Job,
-    rank: usize,
-    begin: Instant,
-    limit: Duration,
-    run_end: &mut RunEnd,
-) -> Result<Part> {
+fn await_part(job: &Job, rank: usize, limit: Duration, patience: &mut Patience) -> Result<Part> {
     let mark = job.partial.join(mark_name(rank));
     let mut pause = Duration::from_millis(1);
     loop {
@@ -230,13 +226,14 @@ fn await_part(
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(Failure::cannot("read", &mark)(error)),
         }
-        let problem = if begin.elapsed() > limit {
-            format!("within {} s", limit.as_secs())
-        } else if run_end.pause(pause) {
+        if patience.pause(pause) {
             pause = (pause * 2).min(LOOK_AGAIN);
             continue;
-        } else {
+        }
+        let problem = if patience.has_run_ended {
             "before the run ended".into()
+        } else {
+            format!("within {} s", limit.as_secs())
         };
         return Err(Failure::Run(format!(
             "the checkpoint in {} is not complete: rank {rank} has not written its part {problem}",

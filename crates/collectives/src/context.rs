@@ -4,7 +4,8 @@
 
 use std::time::Duration;
 
-use paceline_rendezvous::{LONGEST_SLEEP, awake};
+use paceline_rendezvous::LONGEST_SLEEP;
+use paceline_trace::awake;
 use paceline_trace::now_ns;
 
 use crate::CollectiveError;

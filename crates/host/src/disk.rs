@@ -10,8 +10,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use paceline_trace::runtime::{now, sleep};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fcntl_setfl, linkat, open};
 use rustix::io::Errno;
 
@@ -31,12 +32,12 @@ const LAST_MOMENTS: Duration = Duration::from_secs(2);
 /// Locks a file for this process alone. False where the file system has no locks; an error if another process holds the lock
 /// for two seconds.
 pub fn lock(file: &File) -> io::Result<bool> {
-    let deadline = Instant::now() + LAST_MOMENTS;
+    let deadline = now() + LAST_MOMENTS;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(true),
-            Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(10));
+            Err(TryLockError::WouldBlock) if now() < deadline => {
+                sleep(Duration::from_millis(10));
             }
             Err(TryLockError::WouldBlock) => return Err(io::ErrorKind::WouldBlock.into()),
             Err(TryLockError::Error(_)) => return Ok(false),
@@ -257,13 +258,19 @@ impl Disk {
             let operation = operation();
             self.faults.iter().try_for_each(|faults| faults.enter(&operation))?;
             let done = act()?;
-            if let Some(recorder) = &self.recorder {
-                recorder.lock().expect("no panic meanwhile").push(operation);
-            }
+            self.record(operation);
+            self.faults.iter().for_each(|faults| faults.pause());
             return Ok(done);
         }
         let _ = operation;
         act()
+    }
+
+    #[cfg(any(test, feature = "faults"))]
+    fn record(&self, operation: Operation) {
+        if let Some(recorder) = &self.recorder {
+            recorder.lock().expect("no panic meanwhile").push(operation);
+        }
     }
 }
 
@@ -315,8 +322,11 @@ impl Write for DiskFile {
         #[cfg(any(test, feature = "faults"))]
         if let Some(part) = self.disk.faults.as_ref().and_then(|faults| faults.cut(bytes)) {
             // A full disk takes a part of the bytes, and refuses the rest.
+            self.disk.record(Operation::Write(self.number, part.to_vec()));
             return self.file.write(part);
         }
+        #[cfg(any(test, feature = "faults"))]
+        let bytes = self.disk.faults.as_ref().map_or(bytes, |faults| faults.at_once(bytes));
         let write = || Operation::Write(self.number, bytes.to_vec());
         self.disk.perform(write, || (&self.file).write_all(bytes))?;
         Ok(bytes.len())
@@ -345,7 +355,7 @@ pub fn folder_of(path: &Path) -> &Path {
 
 /// Opens a pipe for writing, once somebody reads it.
 fn open_pipe(path: &Path, limit: Duration) -> io::Result<File> {
-    let begin = Instant::now();
+    let begin = now();
     loop {
         match open(path, OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC, Mode::empty()) {
             // From here on a write waits for the reader, as it does everywhere.
@@ -353,7 +363,7 @@ fn open_pipe(path: &Path, limit: Duration) -> io::Result<File> {
                 fcntl_setfl(&pipe, OFlags::empty())?;
                 return Ok(pipe.into());
             }
-            Err(Errno::NXIO) if begin.elapsed() < limit => std::thread::sleep(READER_POLL),
+            Err(Errno::NXIO) if now() - begin < limit => sleep(READER_POLL),
             Err(Errno::NXIO) => {
                 let seconds = limit.as_secs_f64();
                 return Err(io::Error::other(format!("nobody has read this pipe for {seconds} s")));

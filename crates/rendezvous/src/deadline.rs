@@ -7,6 +7,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
+use paceline_trace::awake;
 use paceline_trace::runtime::{now, sleep};
 
 /// The longest time limit: an `Instant` further away may not exist.
@@ -14,15 +15,6 @@ pub(crate) const MAX_LIMIT: Duration = Duration::from_secs(366 * 24 * 3600);
 
 /// The longest piece of a sleep. A wait reads the clock at least this often, to notice that the process was suspended.
 pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
-
-/// How much longer than meant a sleep lasts if the process was suspended. A process that only shares its core is back much
-/// sooner.
-const SUSPENDED: Duration = Duration::from_secs(1);
-
-/// The part of the time between two readings of the clock that counts: after a suspension only the sleep that was meant.
-pub fn awake(passed: Duration, meant: Duration) -> Duration {
-    if passed.saturating_sub(meant) > SUSPENDED { meant } else { passed }
-}
 
 /// The moment at which a time limit ends.
 #[derive(Clone, Debug)]
@@ -77,7 +69,12 @@ impl Deadline {
 
     /// Lets `wait` wait until the deadline, and for at most `limit`. A suspension that this notices moves both.
     pub(crate) fn within<T>(&self, limit: Duration, wait: impl FnOnce(&Self) -> T) -> T {
-        let inner = Self::after(self.left().min(limit));
+        self.beside(self.left().min(limit), wait)
+    }
+
+    /// Lets `wait` wait with a limit of its own. A suspension that this notices moves the deadline too.
+    pub(crate) fn beside<T>(&self, limit: Duration, wait: impl FnOnce(&Self) -> T) -> T {
+        let inner = Self::after(limit);
         let end = inner.end.get();
         let outcome = wait(&inner);
         self.seen.set(inner.advance(LONGEST_SLEEP));
@@ -93,6 +90,8 @@ impl Deadline {
 
 #[cfg(test)]
 mod tests {
+    use paceline_trace::SUSPENDED;
+
     use super::*;
 
     #[test]

@@ -58,7 +58,7 @@ mod socket;
 mod store;
 mod warning;
 
-pub use deadline::{LONGEST_SLEEP, awake};
+pub use deadline::LONGEST_SLEEP;
 pub use environment::{
     ERROR_FILE, EnvironmentError, LAUNCH, Launcher, Placement, SECRET, read_culprits,
     write_consequence_file, write_error_file,

@@ -53,3 +53,5 @@ mod watch;
 mod figure_tests;
 #[cfg(test)]
 mod shortage_tests;
+#[cfg(test)]
+mod together_tests;

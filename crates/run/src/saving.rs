@@ -20,7 +20,7 @@ use paceline_model::Param;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::{Replica, Trainer};
 
-use crate::together::together;
+use crate::together::{complete, together};
 use crate::{recorded, resume};
 
 /// Saves one rank's part of a run.
@@ -154,17 +154,7 @@ impl Saving {
         if !std::mem::take(&mut self.is_under_way) {
             return Ok(());
         }
-        let saver = &mut self.saver;
-        let limit = saver.limit();
-        let parts =
-            together(world, "write its part of the checkpoint", limit, || saver.wait_for_part());
-        if parts.is_err() {
-            // Rank 0 would wait for the part of a rank that has failed.
-            saver.give_up();
-        }
-        parts?;
-        // No rank continues, and perhaps dies, before the checkpoint is complete.
-        together(world, "complete the checkpoint", limit, || saver.wait())
+        complete(&mut self.saver, world)
     }
 
     /// The pieces that this rank writes.

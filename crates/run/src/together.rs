@@ -4,11 +4,13 @@
 //! the limit of the work, and a dead or stopped one up to `--timeout`.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use paceline_checkpoint::Saver;
 use paceline_collectives::{CollectiveError, Group};
 use paceline_failure::{Failure, Result};
-use paceline_trace::thread_builder;
+use paceline_trace::runtime::{before_join, now, receive};
+use paceline_trace::{awake, thread_builder};
 
 /// The longest time between two signals that a rank is alive.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -54,6 +56,7 @@ pub fn together<T>(
         let own = work();
         // Nobody receives it if an operation of the other thread has failed.
         let _ = end.send(own.is_ok());
+        before_join(told.thread());
         let panicked = |_| Failure::Run("the thread that waits for the ranks has panicked".into());
         Ok::<_, Failure>((own, told.join().map_err(panicked)?))
     })?;
@@ -63,6 +66,20 @@ pub fn together<T>(
         Outcome::Failed(rank) => Err(Failure::Consequence(format!("rank {rank} cannot {what}"))),
         Outcome::Late(ranks) => Err(late(world.rank(), what, limit, ranks)),
     }
+}
+
+/// Waits until the save that all ranks have begun is complete. Collective.
+pub fn complete(saver: &mut Saver, world: &Group) -> Result<()> {
+    let limit = saver.limit();
+    let parts =
+        together(world, "write its part of the checkpoint", limit, || saver.wait_for_part());
+    if parts.is_err() {
+        // Rank 0 would wait for the part of a rank that has failed.
+        saver.give_up();
+    }
+    parts?;
+    // No rank continues, and perhaps dies, before the checkpoint is complete.
+    together(world, "complete the checkpoint", limit, || saver.wait())
 }
 
 fn late(rank: usize, what: &str, limit: Duration, ranks: Vec<usize>) -> Failure {
@@ -84,20 +101,24 @@ fn tell_each_other(
     limit: Duration,
     ended: &Receiver<bool>,
 ) -> std::result::Result<Outcome, CollectiveError> {
-    let begin = Instant::now();
-    let pause = LONGEST_PAUSE.min(world.options().timeout / SIGNS_PER_TIMEOUT);
+    let timeout = world.options().timeout;
+    let pause = LONGEST_PAUSE.min(timeout / SIGNS_PER_TIMEOUT);
+    let mut passed = Duration::ZERO;
     let mut own = WORKING;
     // Each rank's state, and whether the limit is over by rank 0's clock.
     let mut all = vec![0; 2 * world.world_size()];
     loop {
+        let begin = now();
         if own == WORKING {
-            own = match ended.recv_timeout(pause) {
+            own = match receive(ended, Some(pause)) {
                 Ok(true) => DONE,
                 Ok(false) | Err(RecvTimeoutError::Disconnected) => FAILED,
                 Err(RecvTimeoutError::Timeout) => WORKING,
             };
         }
-        world.all_gather_slice(&[own, u8::from(begin.elapsed() > limit)], &mut all)?;
+        world.all_gather_slice(&[own, u8::from(passed > limit)], &mut all)?;
+        // Time in which all were suspended does not count.
+        passed += awake(now() - begin, pause + timeout);
         let states: Vec<u8> = all.iter().step_by(2).copied().collect();
         if let Some(rank) = states.iter().position(|state| *state == FAILED) {
             return Ok(Outcome::Failed(rank));
@@ -109,84 +130,6 @@ fn tell_each_other(
         }
         if all[1] > 0 {
             return Ok(Outcome::Late(working));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use paceline_collectives::GroupOptions;
-
-    use super::*;
-
-    /// The results of two ranks whose operations may take a second, and whose work takes this long.
-    fn outcomes(work: [(Duration, bool); 2], limit: Duration) -> Vec<Result<usize>> {
-        let timeout = Duration::from_secs(1);
-        let options = GroupOptions { timeout, ..GroupOptions::for_local_ranks(2) };
-        let groups = Group::threads_with(2, options).unwrap();
-        std::thread::scope(|scope| {
-            let ranks = groups.into_iter().zip(work).map(|(world, (time, is_good))| {
-                scope.spawn(move || {
-                    together(&world, "write its part", limit, || {
-                        std::thread::sleep(time);
-                        let own = world.rank();
-                        is_good.then_some(own).ok_or_else(|| Failure::Run("no space".into()))
-                    })
-                })
-            });
-            let ranks: Vec<_> = ranks.collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-        })
-    }
-
-    const LONG: Duration = Duration::from_millis(2500);
-    const LIMIT: Duration = Duration::from_secs(600);
-
-    #[test]
-    fn work_may_take_longer_than_an_operation() {
-        for slow in [0, 1] {
-            let mut work = [(Duration::ZERO, true); 2];
-            work[slow].0 = LONG;
-            let found = outcomes(work, LIMIT);
-            assert!(matches!(found[..], [Ok(0), Ok(1)]), "{slow}: {found:?}");
-        }
-    }
-
-    #[test]
-    fn all_ranks_learn_that_one_has_failed() {
-        let found = outcomes([(Duration::ZERO, true), (Duration::ZERO, false)], LIMIT);
-        assert!(matches!(&found[1], Err(Failure::Run(text)) if text == "no space"), "{found:?}");
-        let said = found[0].as_ref().unwrap_err().to_string();
-        assert_eq!(said, "rank 1 cannot write its part");
-    }
-
-    #[test]
-    fn work_that_panics_has_failed() {
-        let groups = Group::threads_with(2, GroupOptions::for_local_ranks(2)).unwrap();
-        let ranks = groups.into_iter().map(|world| {
-            std::thread::spawn(move || {
-                together(&world, "read", LIMIT, || match world.rank() {
-                    0 => Ok(()),
-                    _ => panic!("a mistake"),
-                })
-            })
-        });
-        let ranks: Vec<_> = ranks.collect();
-        let found: Vec<_> = ranks.into_iter().map(|rank| rank.join()).collect();
-        let said = found[0].as_ref().unwrap().as_ref().unwrap_err().to_string();
-        assert_eq!(said, "rank 1 cannot read");
-        assert!(found[1].is_err(), "the panic goes on");
-    }
-
-    #[test]
-    fn work_has_a_limit_of_its_own_which_the_error_states() {
-        let found = outcomes([(Duration::ZERO, true), (LONG, true)], Duration::from_millis(500));
-        for (rank, outcome) in found.iter().enumerate() {
-            let Err(Failure::Missing { message, ranks }) = outcome else { panic!("{found:?}") };
-            assert_eq!(ranks, &[1]);
-            let words =
-                format!("rank {rank}: rank 1 does not write its part within 0.5 s, the limit");
-            assert!(message.contains(&words), "{message}");
         }
     }
 }

@@ -1,4 +1,6 @@
-//! The only clock that measurements use.
+//! The only clock that measurements use, and the part of a time that counts.
+
+use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -15,4 +17,13 @@ pub fn realtime_at_zero_ns() -> u64 {
     let day = clock_gettime(ClockId::Realtime);
     let day_ns = day.tv_sec as u64 * 1_000_000_000 + day.tv_nsec as u64;
     day_ns.saturating_sub(now_ns())
+}
+
+/// How much longer than meant a sleep lasts if the process was suspended. A process that only shares its core is back much
+/// sooner.
+pub const SUSPENDED: Duration = Duration::from_secs(1);
+
+/// The part of the time between two readings of the clock that counts: after a suspension only the sleep that was meant.
+pub fn awake(passed: Duration, meant: Duration) -> Duration {
+    if passed.saturating_sub(meant) > SUSPENDED { meant } else { passed }
 }

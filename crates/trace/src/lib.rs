@@ -22,7 +22,7 @@ mod span_track;
 mod thread;
 
 pub use activity::{ActivityKind, ActivityRecord};
-pub use clock::{now_ns, realtime_at_zero_ns};
+pub use clock::{SUSPENDED, awake, now_ns, realtime_at_zero_ns};
 pub use interval::{IntervalSet, Span};
 pub use markers::{KernelMarkers, Markers, TRACE_MARKERS};
 pub use recorder::{Event, Operation, OperationTimes, Place, Recorder, Shapes, Track};

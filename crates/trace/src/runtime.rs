@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, Scope, ScopedJoinHandle, Thread};
 use std::time::{Duration, Instant};
@@ -73,6 +74,16 @@ pub fn ring(alarm: impl AsFd) {
     // Fails only if the counter is full, and then the thread wakes in any case.
     let _ = rustix::io::write(&alarm, &1u64.to_ne_bytes());
     simulated!(thread => thread.rang(alarm.as_fd()));
+}
+
+/// Waits for a message, at most `limit`.
+#[inline]
+pub fn receive<T>(from: &Receiver<T>, limit: Option<Duration>) -> Result<T, RecvTimeoutError> {
+    simulated!(thread => thread.receive(from, limit));
+    match limit {
+        Some(limit) => from.recv_timeout(limit),
+        None => from.recv().map_err(|_| RecvTimeoutError::Disconnected),
+    }
 }
 
 /// A condition for which threads wait, without the lock of its mutex meanwhile.

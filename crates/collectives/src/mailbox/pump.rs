@@ -6,7 +6,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use paceline_rendezvous::{LONGEST_SLEEP, awake};
+use paceline_rendezvous::LONGEST_SLEEP;
+use paceline_trace::awake;
 use paceline_trace::lock;
 use paceline_trace::runtime::{now, poll};
 use rustix::event::{PollFd, PollFlags};

@@ -1,11 +1,17 @@
 //! Disks that fail, and disks that are slow, for tests.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use paceline_trace::runtime::sleep;
+
 use super::{Disk, Operation};
+
+/// The most bytes that a disk of a simulated cluster writes at once, if half of the bytes are not fewer.
+const AT_ONCE_BYTES: usize = 256;
 
 /// The kind of fault.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,6 +35,11 @@ pub struct Faults {
     has_failed: AtomicBool,
     /// How long each write to the disk takes.
     pause: Duration,
+    /// How long it takes before an operation, after it, before the next one, and so on, again and again.
+    pauses: Vec<Duration>,
+    num_pauses: AtomicUsize,
+    /// While this many operations have happened, those that need room fail.
+    full: Range<usize>,
 }
 
 impl Disk {
@@ -47,6 +58,13 @@ impl Disk {
     pub fn slow(pause: Duration) -> Self {
         let faults = Faults { at: usize::MAX, pause, ..Faults::default() };
         Self { faults: Some(Arc::new(faults)), ..Self::default() }
+    }
+
+    /// The disk of a simulated cluster, which remembers the operations on it. Before and after each of them it takes a while: these
+    /// pauses, again and again. It is `full` from one operation to another one, counted from 0.
+    pub fn simulated(pauses: Vec<Duration>, full: Range<usize>) -> Self {
+        let faults = Faults { at: usize::MAX, pauses, full, ..Faults::default() };
+        Self { faults: Some(Arc::new(faults)), ..Self::recorded() }
     }
 
     /// Whether the fault has happened.
@@ -82,17 +100,34 @@ impl Faults {
     /// Counts an operation, and fails if it is its turn.
     pub fn enter(&self, operation: &Operation) -> io::Result<()> {
         if matches!(operation, Operation::Sync(_) | Operation::SyncFolder(_)) {
-            std::thread::sleep(self.pause);
+            sleep(self.pause);
         }
+        self.pause();
         let is_turn = self.fault != Fault::Cuts && {
             let count = self.count.fetch_add(1, Ordering::Relaxed);
-            count == self.at || self.fault == Fault::Stops && count > self.at
+            count == self.at
+                || self.fault == Fault::Stops && count > self.at
+                || self.full.contains(&count) && needs_room(operation)
         };
         if is_turn || self.is_cut.swap(false, Ordering::Relaxed) {
             self.has_failed.store(true, Ordering::Relaxed);
             return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left (injected)"));
         }
         Ok(())
+    }
+
+    /// Lets the time of an operation pass, before or after it.
+    pub fn pause(&self) {
+        if !self.pauses.is_empty() {
+            let number = self.num_pauses.fetch_add(1, Ordering::Relaxed);
+            sleep(self.pauses[number % self.pauses.len()]);
+        }
+    }
+
+    /// The part of `bytes` that one operation writes. A simulated process can end between two of them.
+    pub fn at_once<'a>(&self, bytes: &'a [u8]) -> &'a [u8] {
+        let is_whole = self.pauses.is_empty() || bytes.len() <= AT_ONCE_BYTES;
+        if is_whole { bytes } else { &bytes[..bytes.len() / 2] }
     }
 
     /// The part of `bytes` that a write stores whose turn it is to be cut.
@@ -105,4 +140,9 @@ impl Faults {
         self.has_failed.store(true, Ordering::Relaxed);
         Some(&bytes[..bytes.len() / 2])
     }
+}
+
+fn needs_room(operation: &Operation) -> bool {
+    use Operation::{Create, Folder, Link, Write};
+    matches!(operation, Folder(_) | Create(..) | Write(..) | Link(..))
 }

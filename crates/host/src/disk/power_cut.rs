@@ -118,6 +118,31 @@ impl ModelDisk {
         Self { root: root.to_owned(), files: BTreeMap::new(), folders: vec![Entries::default()] }
     }
 
+    /// A disk that holds what is below `root` now.
+    pub fn holding(root: &Path) -> Self {
+        let mut disk = Self::new(root);
+        // These numbers are apart from those of files that are written.
+        disk.hold(0, root, &mut (usize::MAX / 2..));
+        disk
+    }
+
+    fn hold(&mut self, folder: usize, path: &Path, numbers: &mut impl Iterator<Item = usize>) {
+        for entry in fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()) {
+            let node = if entry.is_dir() {
+                self.folders.push(Entries::default());
+                let number = self.folders.len() - 1;
+                self.hold(number, &entry, numbers);
+                Node::Folder(number)
+            } else {
+                let number = numbers.next().expect("there are enough");
+                let (synced, writes) = (fs::read(&entry).unwrap(), Vec::new());
+                self.files.insert(number, Contents { synced, writes });
+                Node::File(number)
+            };
+            self.folders[folder].synced.insert(name_of(&entry), node);
+        }
+    }
+
     /// Repeats on the model an operation of the real disk.
     pub fn apply(&mut self, operation: &Operation) {
         match operation {
@@ -167,23 +192,40 @@ impl ModelDisk {
 
     /// Writes the contents after a power cut into `to`.
     pub fn leave(&self, to: &Path, data: Unsynced, names: LastingNames) {
-        self.leave_folder(0, to, data, names);
+        self.leave_each(to, &mut || data, &mut |at| match names {
+            LastingNames::First(count) => at < count,
+            LastingNames::AllBut(count) => at >= count,
+        });
     }
 
-    fn leave_folder(&self, folder: usize, to: &Path, data: Unsynced, names: LastingNames) {
+    /// Writes the contents after a power cut into `to`. `data` decides for each file, and `lasts` for each unsynced change of a
+    /// name, by its number in its folder, whether it is on the disk.
+    pub fn leave_each(
+        &self,
+        to: &Path,
+        data: &mut impl FnMut() -> Unsynced,
+        lasts: &mut impl FnMut(usize) -> bool,
+    ) {
+        self.leave_folder(0, to, data, lasts);
+    }
+
+    fn leave_folder(
+        &self,
+        folder: usize,
+        to: &Path,
+        data: &mut impl FnMut() -> Unsynced,
+        lasts: &mut impl FnMut(usize) -> bool,
+    ) {
         let entries = &self.folders[folder];
-        let all = entries.changes.len();
-        let changes = match names {
-            LastingNames::First(count) => &entries.changes[..count.min(all)],
-            LastingNames::AllBut(count) => &entries.changes[count.min(all)..],
-        };
+        let changes = entries.changes.iter().enumerate().filter(|(at, _)| lasts(*at));
+        let changes: Vec<&Change> = changes.map(|(_, change)| change).collect();
         for (name, node) in entries.after(changes) {
             let path = to.join(name);
             match node {
-                Node::File(file) => fs::write(path, self.contents(file, data)).unwrap(),
+                Node::File(file) => fs::write(path, self.contents(file, data())).unwrap(),
                 Node::Folder(folder) => {
                     fs::create_dir(&path).unwrap();
-                    self.leave_folder(folder, &path, data, names);
+                    self.leave_folder(folder, &path, data, lasts);
                 }
             }
         }

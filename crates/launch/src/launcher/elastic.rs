@@ -157,7 +157,7 @@ impl<'a> ElasticRanks<'a> {
         ranks: &mut [Rank],
         local: usize,
         after: Duration,
-        guard: &mut Guard,
+        guard: Option<&mut Guard>,
     ) -> bool {
         let lost = &ranks[local];
         let Some(end) = lost.ended else { return true };
@@ -187,7 +187,7 @@ impl<'a> ElasticRanks<'a> {
         true
     }
 
-    fn replace(&mut self, lost: &mut Rank, local: usize, guard: &mut Guard) {
+    fn replace(&mut self, lost: &mut Rank, local: usize, guard: Option<&mut Guard>) {
         self.replaced += 1;
         let restarts = Restarts { made: self.replaced, ..self.starter.launch.restarts };
         let number = self.list.as_ref().map(Members::next_number);
@@ -202,7 +202,7 @@ impl<'a> ElasticRanks<'a> {
                     restarts.made, restarts.max
                 ));
                 // Without the guard, the kernel still ends the rank with this process.
-                let _ = guard.watch(process.get().unsigned_abs());
+                let _ = guard.map(|guard| guard.watch(process.get().unsigned_abs()));
                 self.own.extend(number);
                 self.stopped[local] = Duration::ZERO;
                 *lost = started;

@@ -20,12 +20,16 @@ mod elastic;
 mod guard;
 mod hosts;
 mod orphans;
+mod processes;
 mod rank;
 mod relay;
 mod restarts;
 mod signals;
 mod start;
 mod watch;
+
+#[cfg(test)]
+mod cluster_tests;
 
 use std::ffi::OsString;
 use std::io::IsTerminal;

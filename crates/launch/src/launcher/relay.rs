@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use paceline_host::streams;
+use paceline_trace::runtime::sleep;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// Lines of each stream of a failed rank that the launcher repeats.
@@ -71,7 +72,7 @@ impl LastLines {
             if self.is_drained() {
                 break;
             }
-            std::thread::sleep(Duration::from_millis(5));
+            sleep(Duration::from_millis(5));
         }
         let get = |lines: &Lines| lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.0.iter().flat_map(get).collect()

@@ -13,17 +13,27 @@ use super::{Launch, Restarts, signals};
 /// the last few attempts that failed are kept, and their folders are named at the end.
 pub fn launch_with_restarts(
     max: usize,
+    attempt: impl FnMut(usize) -> Result<Launch>,
+) -> Result<u8> {
+    repeat(max, attempt, watch::launch, say)
+}
+
+/// The same with another way to launch, and to tell the user.
+pub(super) fn repeat(
+    max: usize,
     mut attempt: impl FnMut(usize) -> Result<Launch>,
+    launch: impl Fn(&Launch) -> Result<Ended>,
+    say: impl Fn(&str),
 ) -> Result<u8> {
     let mut made = 0;
     let mut kept: Vec<Dumps> = Vec::new();
     loop {
-        let next = attempt(made).inspect_err(|_| list(made, &kept))?;
-        let launch = Launch { restarts: Restarts { made, max }, ..next };
+        let next = attempt(made).inspect_err(|_| list(made, &kept, &say))?;
+        let of_attempt = Launch { restarts: Restarts { made, max }, ..next };
         if made > 0 {
             say(&format!("restart {made} of {max}"));
         }
-        let Ended { code, have_all_ended, dumps, .. } = watch::launch(&launch)?;
+        let Ended { code, have_all_ended, dumps, .. } = launch(&of_attempt)?;
         // All attempts write to the same folder if the user has named one.
         kept.extend(dumps.filter(|dumps| kept.last() != Some(dumps)));
         if kept.len() > MAX_KEPT {
@@ -31,9 +41,9 @@ pub fn launch_with_restarts(
         }
         // A signal counts also if it came when the ranks were ending already: the user wants the run to end.
         // Ranks that come and go have been replaced one by one.
-        let is_last = made == max || launch.elastic.is_some();
+        let is_last = made == max || of_attempt.elastic.is_some();
         if is_last || matches!(code, 0 | EXIT_USAGE) || signals::last().is_some() {
-            list(made, &kept);
+            list(made, &kept, &say);
             return Ok(code);
         }
         if !have_all_ended {
@@ -48,7 +58,7 @@ pub fn launch_with_restarts(
 }
 
 /// Says after a restart where the last operations of failed attempts are.
-fn list(made: usize, kept: &[Dumps]) {
+fn list(made: usize, kept: &[Dumps], say: impl Fn(&str)) {
     if made == 0 || kept.is_empty() {
         return;
     }

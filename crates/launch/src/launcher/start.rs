@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use paceline_collectives::DUMP_FOLDER;
 use paceline_rendezvous::{ERROR_FILE, LAUNCH};
+use paceline_trace::runtime::now;
 use rustix::process::{Pid, Signal, kill_process_group};
 use tracing::debug;
 
@@ -152,6 +152,6 @@ fn wait_for(local: usize, child: &Mutex<Child>, events: &Sender<LaunchEvent>) {
     let Ok(mut child) = child.lock() else { return };
     if let Ok(status) = child.wait() {
         // No one receives this event once the launcher has decided to end.
-        let _ = events.send(LaunchEvent::Ended { local, status, at: Instant::now() });
+        let _ = events.send(LaunchEvent::Ended { local, status, at: now() });
     }
 }

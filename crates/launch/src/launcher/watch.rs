@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use paceline_failure::{EXIT_RUN, Failure, Result};
 use paceline_host::{resources, streams};
+use paceline_trace::runtime::{now, receive};
 use rustix::io::Errno;
-use rustix::process::{Signal, kill_process, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 use tracing::debug;
 
@@ -17,6 +18,7 @@ use super::dumps::Dumps;
 use super::elastic::ElasticRanks;
 use super::guard::Guard;
 use super::orphans::Orphans;
+use super::processes::Processes;
 use super::rank::{LaunchEvent, Rank, RankEnd};
 use super::start::Starter;
 use super::{Launch, own_program, rank_variables, signals};
@@ -69,7 +71,6 @@ pub fn launch_within(launch: &Launch, limit: Duration) -> Result<Ended> {
     if let Some(folder) = dumps.temporary() {
         guard.watch_folder(folder)?;
     }
-    let begin = Instant::now();
     let starter = Starter {
         launch,
         variables: &variables,
@@ -77,16 +78,8 @@ pub fn launch_within(launch: &Launch, limit: Duration) -> Result<Ended> {
         dump_folder: dumps.folder(),
         events: &sender,
     };
-    let mut watch = Watch {
-        launch,
-        ranks: Vec::new(),
-        orphans,
-        events,
-        begin,
-        dumps: &dumps,
-        oom_kills: resources::oom_kills(),
-        elastic: ElasticRanks::of(&starter)?,
-    };
+    let mut watch = Watch::new(launch, &orphans, events, &dumps);
+    watch.elastic = ElasticRanks::of(&starter)?;
     for local in 0..launch.num_ranks {
         let rank = launch.first_rank() + local;
         let number = launch.elastic.is_some().then_some(rank as u64);
@@ -105,7 +98,7 @@ pub fn launch_within(launch: &Launch, limit: Duration) -> Result<Ended> {
             return Err(failure);
         }
     }
-    let code = watch.until_all_have_ended(limit, &mut guard);
+    let code = watch.until_all_have_ended(limit, Some(&mut guard));
     let have_all_ended = !watch.is_any_left();
     let dumps = dumps.end(code != 0);
     guard.dismiss();
@@ -121,31 +114,47 @@ fn cannot_start(rank: usize, error: &std::io::Error) -> Failure {
     Failure::Run(format!("{what}: {error}; {advice}"))
 }
 
-struct Watch<'a> {
+pub(super) struct Watch<'a> {
     launch: &'a Launch,
-    ranks: Vec<Rank>,
-    orphans: Orphans,
+    pub(super) ranks: Vec<Rank>,
+    processes: &'a dyn Processes,
     events: Receiver<LaunchEvent>,
     begin: Instant,
     dumps: &'a Dumps,
     /// Processes of this control group killed for lack of memory before the launch.
     oom_kills: u64,
+    /// The ranks, if they come and go.
     elastic: Option<ElasticRanks<'a>>,
 }
 
-impl Watch<'_> {
+impl<'a> Watch<'a> {
+    /// A watch without ranks, which `events` are about.
+    pub(super) fn new(
+        launch: &'a Launch,
+        processes: &'a dyn Processes,
+        events: Receiver<LaunchEvent>,
+        dumps: &'a Dumps,
+    ) -> Self {
+        let (ranks, begin, oom_kills) = (Vec::new(), now(), resources::oom_kills());
+        Self { launch, ranks, processes, events, begin, dumps, oom_kills, elastic: None }
+    }
+
     /// Returns the code to exit with.
-    fn until_all_have_ended(&mut self, limit: Duration, guard: &mut Guard) -> u8 {
+    pub(super) fn until_all_have_ended(
+        &mut self,
+        limit: Duration,
+        mut guard: Option<&mut Guard>,
+    ) -> u8 {
         let (mut stopped, mut waited) = (Duration::ZERO, Duration::ZERO);
         while self.is_any_running() || self.elastic.as_ref().is_some_and(ElasticRanks::is_awaited) {
-            let begin = Instant::now();
-            match self.events.recv_timeout(LOOK) {
+            let begin = now();
+            match receive(&self.events, Some(LOOK)) {
                 Ok(LaunchEvent::Signal(SIGTSTP)) => self.pause(),
-                Ok(LaunchEvent::Signal(SIGCHLD)) => drop(self.orphans.running(&self.ranks)),
+                Ok(LaunchEvent::Signal(SIGCHLD)) => drop(self.processes.orphans(&self.ranks)),
                 Ok(LaunchEvent::Signal(signal)) => return self.end_by(signal),
                 Ok(LaunchEvent::Ended { local, status, at }) => {
                     self.ended(local, status, at);
-                    if !status.success() && !self.goes_on(local, at, guard) {
+                    if !status.success() && !self.goes_on(local, at, guard.as_deref_mut()) {
                         return self.fail(at);
                     }
                 }
@@ -159,13 +168,13 @@ impl Watch<'_> {
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             // A longer wait was a suspension of the launcher.
-            let passed = begin.elapsed().min(2 * LOOK);
+            let passed = (now() - begin).min(2 * LOOK);
             if let Some(elastic) = &mut self.elastic {
                 elastic.end_stopped(&mut self.ranks, passed);
             }
             waited += passed;
             if waited > limit {
-                say(&format!(
+                self.say(&format!(
                     "the ranks were stopped: they have not ended in {} s",
                     limit.as_secs()
                 ));
@@ -178,7 +187,7 @@ impl Watch<'_> {
             };
             stopped += passed;
             if stopped > hosts.patience {
-                return self.fail(Instant::now());
+                return self.fail(now());
             }
         }
         if self.elastic.as_ref().is_some_and(|elastic| !elastic.is_success(&self.ranks)) {
@@ -188,7 +197,7 @@ impl Watch<'_> {
     }
 
     /// Whether the other ranks go on although this one has failed.
-    fn goes_on(&mut self, local: usize, at: Instant, guard: &mut Guard) -> bool {
+    fn goes_on(&mut self, local: usize, at: Instant, guard: Option<&mut Guard>) -> bool {
         let after = at.saturating_duration_since(self.begin);
         let elastic = self.elastic.as_mut();
         elastic.is_some_and(|elastic| elastic.lose(&mut self.ranks, local, after, guard))
@@ -196,12 +205,12 @@ impl Watch<'_> {
 
     /// Waits for the processes that the ranks have started: they may end by themselves after the ranks have ended well.
     fn await_orphans(&mut self) -> u8 {
-        let (begin, grace) = (Instant::now(), self.launch.grace);
+        let (begin, grace) = (now(), self.launch.grace);
         let mut is_asked = self.await_ends(begin + grace.min(ORPHANS_WAIT));
         if !is_asked && self.is_any_left() && grace > ORPHANS_WAIT {
-            let pids = self.orphans.running(&self.ranks).into_iter();
+            let pids = self.processes.orphans(&self.ranks).into_iter();
             let pids: Vec<String> = pids.map(|pid| pid.as_raw_nonzero().to_string()).collect();
-            say(&format!(
+            self.say(&format!(
                 "all ranks have ended; what they have started has {} s to end too (--grace): process {}",
                 grace.as_secs_f64(),
                 pids.join(", ")
@@ -219,8 +228,8 @@ impl Watch<'_> {
     fn fail(&mut self, at: Instant) -> u8 {
         streams::hurry();
         self.await_ends(at + GRACE);
-        let activities: Vec<_> =
-            self.ranks.iter().map(|rank| blame::activity(rank.group)).collect();
+        let activity = |rank: &Rank| self.processes.activity(rank.group);
+        let activities: Vec<_> = self.ranks.iter().map(activity).collect();
         self.stop();
         // The other ranks' reports about the failure come before the launcher's message.
         self.drain();
@@ -240,8 +249,10 @@ impl Watch<'_> {
         streams::hurry();
         self.send(Signal::TERM);
         let (name, grace) = (signals::name(signal), self.launch.grace.as_secs_f64());
-        say(&format!("{name}: the ranks have {grace} s to end; a second signal ends them at once"));
-        let deadline = Instant::now() + self.launch.grace;
+        self.say(&format!(
+            "{name}: the ranks have {grace} s to end; a second signal ends them at once"
+        ));
+        let deadline = now() + self.launch.grace;
         let is_asked_again = self.await_ends(deadline);
         let must_be_stopped = self.is_any_running();
         if self.is_any_left() {
@@ -251,7 +262,7 @@ impl Watch<'_> {
         let dumped = if self.dumps.has_any() { place_of(self.dumps) } else { String::new() };
         let how = if is_asked_again { ", twice" } else { "" };
         let ended = if must_be_stopped { "were stopped" } else { "have ended" };
-        say(&format!("{name}{how}; all ranks {ended}{dumped}"));
+        self.say(&format!("{name}{how}; all ranks {ended}{dumped}"));
         128 + signal as u8
     }
 
@@ -271,13 +282,13 @@ impl Watch<'_> {
     }
 
     /// Whether a rank runs, or a process that a rank has left.
-    fn is_any_left(&self) -> bool {
-        self.is_any_running() || !self.orphans.running(&self.ranks).is_empty()
+    pub(super) fn is_any_left(&self) -> bool {
+        self.is_any_running() || !self.processes.orphans(&self.ranks).is_empty()
     }
 
     fn are_all_stopped(&self) -> bool {
         self.is_any_running()
-            && self.running().all(|rank| blame::activity(rank.group) == blame::STOPPED)
+            && self.running().all(|rank| self.processes.activity(rank.group) == blame::STOPPED)
     }
 
     fn ended(&mut self, local: usize, status: ExitStatus, at: Instant) {
@@ -293,9 +304,9 @@ impl Watch<'_> {
     fn signal(&self, signal: Signal) {
         // It does not matter if a process has just ended.
         for rank in self.running() {
-            let _ = kill_process_group(rank.group, signal);
+            self.processes.signal(rank.group, signal);
         }
-        for orphan in self.orphans.running(&self.ranks) {
+        for orphan in self.processes.orphans(&self.ranks) {
             let _ = kill_process(orphan, signal);
         }
     }
@@ -317,12 +328,12 @@ impl Watch<'_> {
         }
         self.send(Signal::TERM);
         // A rank that SIGSTOP has stopped takes no other signal before it goes on.
-        self.await_ends(Instant::now() + POLITE_WAIT);
-        let deadline = Instant::now() + KILL_WAIT;
-        while self.is_any_left() && Instant::now() < deadline {
+        self.await_ends(now() + POLITE_WAIT);
+        let deadline = now() + KILL_WAIT;
+        while self.is_any_left() && now() < deadline {
             // The processes that this kills may leave processes in turn.
             self.send(Signal::KILL);
-            self.await_ends(Instant::now() + KILL_WAIT / 20);
+            self.await_ends(now() + KILL_WAIT / 20);
         }
     }
 
@@ -330,7 +341,7 @@ impl Watch<'_> {
     /// asks again.
     fn await_ends(&mut self, deadline: Instant) -> bool {
         while self.is_any_left() {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(now());
             if left.is_zero() {
                 return false;
             }
@@ -345,15 +356,15 @@ impl Watch<'_> {
     /// true, if the user asks again. Does not wait for a process that is no descendant of this one and keeps a rank's
     /// output open.
     fn drain(&mut self) -> bool {
-        let mut since = Instant::now();
-        while since.elapsed() < OUTPUT_WAIT
+        let mut since = now();
+        while now() - since < OUTPUT_WAIT
             && !self.ranks.iter().all(|rank| rank.last_lines.is_drained())
         {
             if self.is_asked_within(Duration::from_millis(1)) {
                 return true;
             }
             if streams::is_reader_awaited() {
-                since = Instant::now();
+                since = now();
             }
         }
         false
@@ -361,7 +372,7 @@ impl Watch<'_> {
 
     /// Waits for the next event, at most `limit`, and records it. Returns whether the user asks the run to end.
     fn is_asked_within(&mut self, limit: Duration) -> bool {
-        match self.events.recv_timeout(limit) {
+        match receive(&self.events, Some(limit)) {
             Ok(LaunchEvent::Ended { local, status, at }) => self.ended(local, status, at),
             Ok(LaunchEvent::Signal(signal)) => return !matches!(signal, SIGTSTP | SIGCHLD),
             // All ranks are about to end.
@@ -380,7 +391,7 @@ impl Watch<'_> {
             _ => None,
         };
         let at = here.and_then(|rank| rank.ended).filter(|end| !end.was_asked);
-        let at = at.map_or_else(Instant::now, |end| end.at);
+        let at = at.map_or_else(now, |end| end.at);
         let after = at.saturating_duration_since(self.begin).as_secs_f64();
         let numbers: Vec<String> = cause.ranks.iter().map(usize::to_string).collect();
         let numbers = numbers.join(" or ");
@@ -408,7 +419,30 @@ impl Watch<'_> {
                 text.push_str(&line);
             }
         }
-        say(&text);
+        self.say(&text);
+    }
+
+    fn say(&self, text: &str) {
+        self.processes.say(text);
+    }
+}
+
+impl Processes for Orphans {
+    fn signal(&self, rank: Pid, signal: Signal) {
+        // It does not matter if it has just ended.
+        let _ = kill_process_group(rank, signal);
+    }
+
+    fn activity(&self, rank: Pid) -> &'static str {
+        blame::activity(rank)
+    }
+
+    fn orphans(&self, ranks: &[Rank]) -> Vec<Pid> {
+        self.running(ranks)
+    }
+
+    fn say(&self, text: &str) {
+        say(text);
     }
 }
 

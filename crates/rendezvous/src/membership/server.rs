@@ -23,8 +23,9 @@ use super::wire::{Inbox, Notice, Request, frame};
 use super::{MemberEvent, Terms, key};
 use crate::RendezvousError;
 use crate::address::listen_by_tcp;
-use crate::deadline::{Deadline, LONGEST_SLEEP, awake};
+use crate::deadline::{Deadline, LONGEST_SLEEP};
 use crate::hello::HELLO_LIMIT;
+use paceline_trace::awake;
 
 /// How often members hear that the list is still there.
 const ALIVE: Duration = Duration::from_secs(1);

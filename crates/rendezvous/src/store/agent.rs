@@ -54,7 +54,7 @@ pub(crate) fn rendezvous(
     if rank == 0 {
         let secret =
             Rendezvous::fresh_secret().map_err(|error| Failed::Other(error.to_string()))?;
-        store.set(SECRET_KEY, secret.as_bytes())?;
+        store.set(SECRET_KEY, secret.as_bytes(), deadline)?;
     }
     store.arrive(rank, world, deadline)?;
     deadline.extend_to(ANSWER_LIMIT);
@@ -93,11 +93,12 @@ impl Connection {
         };
         let mut hello = vec![VALIDATE];
         hello.extend_from_slice(&MAGIC.to_le_bytes());
-        transmit(&socket, &hello, &Deadline::after(ANSWER_LIMIT))
+        deadline
+            .beside(ANSWER_LIMIT, |limit| transmit(&socket, &hello, limit))
             .map_err(|error| format!("torchrun's agent does not listen: {error}"))?;
         let prefix = format!("/paceline/{round}/{world}/");
         let mut connection = Self::over(socket, prefix);
-        let attempt = connection.add(&format!("attempts/{rank}"), 1);
+        let attempt = connection.add(&format!("attempts/{rank}"), 1, deadline);
         let attempt = attempt.map_err(|failed| match failed {
             Failed::Other(reason) | Failed::NoHost(reason) => {
                 format!("the program that answers there is not a PyTorch store: {reason}")
@@ -116,17 +117,34 @@ impl Connection {
         Self { socket: Some(socket), prefix }
     }
 
-    pub(crate) fn set(&mut self, key: &str, value: &[u8]) -> Result<(), Failed> {
+    /// Sets a key. A suspension meanwhile moves `deadline`, as in all that an agent answers at once.
+    pub(crate) fn set(
+        &mut self,
+        key: &str,
+        value: &[u8],
+        deadline: &Deadline,
+    ) -> Result<(), Failed> {
         let mut query = self.query(SET, key);
         query.extend_from_slice(&(value.len() as u64).to_le_bytes());
         query.extend_from_slice(value);
-        self.exchange(|socket| transmit(socket, &query, &Deadline::after(ANSWER_LIMIT)))
+        let send = |socket: &OwnedFd| {
+            deadline.beside(ANSWER_LIMIT, |limit| transmit(socket, &query, limit))
+        };
+        self.exchange(send)
     }
 
-    pub(crate) fn add(&mut self, key: &str, amount: i64) -> Result<i64, Failed> {
+    pub(crate) fn add(
+        &mut self,
+        key: &str,
+        amount: i64,
+        deadline: &Deadline,
+    ) -> Result<i64, Failed> {
         let mut query = self.query(ADD, key);
         query.extend_from_slice(&amount.to_le_bytes());
-        self.exchange(|socket| Ok(i64::from_le_bytes(ask(socket, &query)?)))
+        self.exchange(|socket| {
+            let sum = deadline.beside(ANSWER_LIMIT, |limit| ask(socket, &query, limit))?;
+            Ok(i64::from_le_bytes(sum))
+        })
     }
 
     /// Waits until the key is set, at most `limit`, and returns its value.
@@ -140,7 +158,7 @@ impl Connection {
         }
         let query = self.query(GET, key);
         self.exchange(|socket| {
-            let len = u64::from_le_bytes(ask(socket, &query)?);
+            let len = u64::from_le_bytes(ask(socket, &query, &Deadline::after(ANSWER_LIMIT))?);
             if len > MAX_VALUE_BYTES as u64 {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, "a value is too long"));
             }
@@ -156,7 +174,7 @@ impl Connection {
         deadline: &Deadline,
     ) -> Result<(), Failed> {
         let key = |rank: usize| format!("here/{rank}");
-        self.set(&key(rank), b"1")?;
+        self.set(&key(rank), b"1", deadline)?;
         let keys: Vec<String> = (0..world).map(key).collect();
         if self.wait(&keys, deadline)? {
             return Ok(());
@@ -164,7 +182,8 @@ impl Connection {
         let mut missing = Vec::new();
         for (rank, key) in keys.iter().enumerate() {
             let query = self.key_list(CHECK, std::slice::from_ref(key));
-            let [is_there] = self.exchange(|socket| ask(socket, &query))?;
+            let limit = Deadline::after(ANSWER_LIMIT);
+            let [is_there] = self.exchange(|socket| ask(socket, &query, &limit))?;
             if is_there != READY {
                 missing.push(rank);
             }
@@ -176,7 +195,7 @@ impl Connection {
     fn wait(&mut self, keys: &[String], deadline: &Deadline) -> Result<bool, Failed> {
         let query = self.key_list(WAIT, keys);
         self.exchange(|socket| {
-            transmit(socket, &query, &Deadline::after(ANSWER_LIMIT))?;
+            deadline.beside(ANSWER_LIMIT, |limit| transmit(socket, &query, limit))?;
             let mut answer = [0u8];
             match receive(socket, &mut answer, Some(deadline)) {
                 Ok(()) if answer == [STOP_WAITING] => return Ok(true),
@@ -185,10 +204,11 @@ impl Connection {
                 Err(error) => return Err(error),
             }
             // The keys may come while the wait is being canceled. Then the server sends both answers.
-            let [mut answer] = ask(socket, &[CANCEL_WAIT])?;
+            let limit = Deadline::after(ANSWER_LIMIT);
+            let [mut answer] = ask(socket, &[CANCEL_WAIT], &limit)?;
             let came = answer == STOP_WAITING;
             if came {
-                [answer] = ask(socket, &[])?;
+                [answer] = ask(socket, &[], &limit)?;
             }
             if answer == WAIT_CANCELED { Ok(came) } else { Err(unexpected()) }
         })
@@ -233,8 +253,7 @@ impl Connection {
 }
 
 /// Sends a query and reads an answer of `N` bytes.
-fn ask<const N: usize>(socket: &OwnedFd, query: &[u8]) -> io::Result<[u8; N]> {
-    let deadline = &Deadline::after(ANSWER_LIMIT);
+fn ask<const N: usize>(socket: &OwnedFd, query: &[u8], deadline: &Deadline) -> io::Result<[u8; N]> {
     let mut answer = [0u8; N];
     transmit(socket, query, deadline)?;
     receive(socket, &mut answer, Some(deadline))?;

@@ -1,11 +1,15 @@
 //! Tests the client of torchrun's store against threads that speak the store's protocol.
 
 use std::collections::HashMap;
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use paceline_trace::runtime::PassiveSocket;
+use paceline_trace::{lock, thread_builder};
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 
 use super::Store;
@@ -14,9 +18,11 @@ use super::client::Failed;
 use crate::Rendezvous;
 use crate::address::SocketAddress;
 use crate::deadline::Deadline;
+use crate::socket::{poll_until, receive, receive_vec, transmit};
 
 /// Reached only when something hangs.
 const LIMIT: Duration = Duration::from_secs(60);
+const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// A listener for one connection, which it does not await for ever, and its port.
 fn listen() -> (TcpListener, u16) {
@@ -72,9 +78,9 @@ fn the_bytes_are_pytorchs() {
     script.push((query(4, &[&key, &(-2i64).to_le_bytes()]), (-5i64).to_le_bytes().to_vec()));
     let (address, server) = scripted(script);
     let mut connection = join(&address);
-    connection.set("k", b"value").unwrap();
+    connection.set("k", b"value", &Deadline::after(LIMIT)).unwrap();
     assert_eq!(connection.get("k", LIMIT).unwrap(), b"value");
-    assert_eq!(connection.add("k", -2).unwrap(), -5);
+    assert_eq!(connection.add("k", -2, &Deadline::after(LIMIT)).unwrap(), -5);
     drop(connection);
     server.join().unwrap();
 }
@@ -116,111 +122,103 @@ fn answers_of_another_program_are_errors() {
     let outcome = connection.get("k", LIMIT);
     assert!(matches!(outcome, Err(Failed::Other(reason)) if reason.contains("unknown answer")));
     // Further bytes could belong to that answer, so the client sends no more queries.
-    let outcome = connection.set("k", b"");
+    let outcome = connection.set("k", b"", &Deadline::after(LIMIT));
     assert!(matches!(outcome, Err(Failed::Other(reason)) if reason.contains("was lost")));
     server.join().unwrap();
 }
 
 type Values = Arc<Mutex<HashMap<Vec<u8>, Vec<u8>>>>;
 
-/// A complete store, as far as ranks use it.
-fn fake_agent() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+/// A complete store, as far as ranks use it, in this process or in a simulated cluster. Returns its port, and serves until it is
+/// no longer needed.
+pub(super) fn fake_agent(at: IpAddr, port: u16) -> u16 {
+    let (listener, address) = PassiveSocket::tcp(at, port).unwrap();
     let values = Values::default();
-    std::thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
+    let accept = move || {
+        loop {
+            poll_until(&mut [PollFd::new(&listener, PollFlags::IN)], None).unwrap();
+            let (socket, _) = listener.accept().unwrap();
             let values = values.clone();
-            std::thread::spawn(move || serve(stream, &values));
+            thread_builder("agent").spawn(move || serve(&socket, &values)).unwrap();
         }
-    });
-    port
+    };
+    thread_builder("agent").spawn(accept).unwrap();
+    address.port()
 }
 
 /// Returns when the other side hangs up, by `None`.
-fn serve(mut stream: TcpStream, values: &Values) -> Option<()> {
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let mut validate = [0u8; 5];
-    stream.read_exact(&mut validate).ok()?;
-    assert_eq!(validate, [0, 0xce, 0xf7, 0x85, 0x3c]);
+fn serve(socket: &OwnedFd, values: &Values) -> Option<()> {
+    assert_eq!(read(socket, 5)?, [0, 0xce, 0xf7, 0x85, 0x3c]);
     loop {
-        let mut op = [0u8];
-        stream.read_exact(&mut op).ok()?;
-        let answer = match op[0] {
+        let answer = match read(socket, 1)?[0] {
             1 => {
-                let (key, value) = (read_text(&mut stream), read_text(&mut stream));
-                values.lock().unwrap().insert(key, value);
+                let (key, value) = (read_text(socket)?, read_text(socket)?);
+                lock(values).insert(key, value);
                 vec![]
             }
             3 => {
-                let value = values.lock().unwrap()[&read_text(&mut stream)].clone();
+                let key = read_text(socket)?;
+                let value = lock(values)[&key].clone();
                 [&(value.len() as u64).to_le_bytes(), value.as_slice()].concat()
             }
             4 => {
-                let key = read_text(&mut stream);
-                let amount = read_number(&mut stream) as i64;
-                let mut values = values.lock().unwrap();
+                let (key, amount) = (read_text(socket)?, read_number(socket)? as i64);
+                let mut values = lock(values);
                 let value = values.entry(key).or_insert_with(|| b"0".to_vec());
                 let sum = std::str::from_utf8(value).unwrap().parse::<i64>().unwrap() + amount;
                 *value = sum.to_string().into_bytes();
                 sum.to_le_bytes().to_vec()
             }
-            5 => vec![u8::from(!has_all(&read_list(&mut stream), values))],
-            6 => {
-                let keys = read_list(&mut stream);
-                wait(&mut stream, &keys, values)
-            }
+            5 => vec![u8::from(!has_all(&read_list(socket)?, values))],
+            6 => wait(socket, &read_list(socket)?, values)?,
             other => panic!("query {other} is not used"),
         };
-        stream.write_all(&answer).ok()?;
+        transmit(socket, &answer, &Deadline::after(LIMIT)).ok()?;
     }
 }
 
 /// Waits for keys until they are there or the wait is canceled.
-fn wait(stream: &mut TcpStream, keys: &[Vec<u8>], values: &Values) -> Vec<u8> {
-    stream.set_read_timeout(Some(Duration::from_millis(3))).unwrap();
-    let answer = loop {
-        if has_all(keys, values) {
-            break vec![0];
-        }
-        let mut op = [0u8];
-        match stream.read(&mut op) {
-            Ok(1) => {
-                assert_eq!(op, [12]);
-                break vec![1];
+fn wait(socket: &OwnedFd, keys: &[Vec<u8>], values: &Values) -> Option<Vec<u8>> {
+    while !has_all(keys, values) {
+        let mut query = [0];
+        let limit = Deadline::after(Duration::from_millis(3));
+        match receive(socket, &mut query, Some(&limit)) {
+            Ok(()) => {
+                assert_eq!(query, [12]);
+                return Some(vec![1]);
             }
-            Ok(_) => break vec![],
-            Err(_) => {}
+            Err(error) if error.kind() == ErrorKind::TimedOut => {}
+            Err(_) => return None,
         }
-    };
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    answer
+    }
+    Some(vec![0])
 }
 
 fn has_all(keys: &[Vec<u8>], values: &Values) -> bool {
-    let values = values.lock().unwrap();
+    let values = lock(values);
     keys.iter().all(|key| values.contains_key(key))
 }
 
-fn read_number(stream: &mut TcpStream) -> u64 {
-    let mut bytes = [0u8; 8];
-    stream.read_exact(&mut bytes).unwrap();
-    u64::from_le_bytes(bytes)
+fn read(socket: &OwnedFd, len: usize) -> Option<Vec<u8>> {
+    receive_vec(socket, len, &Deadline::after(LIMIT)).ok()
 }
 
-fn read_text(stream: &mut TcpStream) -> Vec<u8> {
-    let mut bytes = vec![0; read_number(stream) as usize];
-    stream.read_exact(&mut bytes).unwrap();
-    bytes
+fn read_number(socket: &OwnedFd) -> Option<u64> {
+    Some(u64::from_le_bytes(read(socket, 8)?.try_into().ok()?))
 }
 
-fn read_list(stream: &mut TcpStream) -> Vec<Vec<u8>> {
-    (0..read_number(stream)).map(|_| read_text(stream)).collect()
+fn read_text(socket: &OwnedFd) -> Option<Vec<u8>> {
+    let len = read_number(socket)?;
+    read(socket, len as usize)
+}
+
+fn read_list(socket: &OwnedFd) -> Option<Vec<Vec<u8>>> {
+    (0..read_number(socket)?).map(|_| read_text(socket)).collect()
 }
 
 #[test]
 fn ranks_meet_at_an_agent_round_after_round() {
-    let port = fake_agent();
+    let port = fake_agent(HERE, 0);
     let mut secrets = Vec::new();
     for round in ["run/0", "run/1", "run/1"] {
         let rendezvous = Rendezvous::by_agent("127.0.0.1", port, round);
@@ -241,7 +239,7 @@ fn a_secret_of_the_users_own_is_added_to_the_one_that_all_can_read() {
 
 #[test]
 fn ranks_that_do_not_come_to_the_agent_are_named() {
-    let rendezvous = Rendezvous::by_agent("127.0.0.1", fake_agent(), "run/0");
+    let rendezvous = Rendezvous::by_agent("127.0.0.1", fake_agent(HERE, 0), "run/0");
     // Long enough for both to come within the limit of the other.
     let open = |rank| Store::open(&rendezvous, rank, 4, Duration::from_secs(10));
     std::thread::scope(|scope| {

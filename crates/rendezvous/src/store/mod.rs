@@ -20,6 +20,8 @@ mod agent;
 #[cfg(test)]
 mod agent_tests;
 mod client;
+#[cfg(test)]
+mod cluster_tests;
 mod file;
 #[cfg(feature = "fuzzing")]
 #[path = "../../../../fuzz/checks/rendezvous.rs"]
@@ -152,7 +154,7 @@ impl Store {
                 let request = Request::Set { key: key.into(), value: value.into() };
                 connection.request(&request, self.limit).map(|_| ())
             }
-            Backend::Agent(connection) => connection.set(key, value),
+            Backend::Agent(connection) => connection.set(key, value, &Deadline::after(self.limit)),
         };
         outcome.map_err(|failed| self.error("set", key, failed))
     }
@@ -182,7 +184,7 @@ impl Store {
                     sum.ok_or_else(|| Failed::Other("the sum is no number".into()))
                 })
             }
-            Backend::Agent(connection) => connection.add(key, amount),
+            Backend::Agent(connection) => connection.add(key, amount, &Deadline::after(self.limit)),
         };
         outcome.map_err(|failed| self.error("add to", key, failed))
     }

@@ -81,41 +81,72 @@ pub fn run<R: Send + 'static>(
 ) -> Vec<ProcessEnd<R>> {
     let num_hosts = programs.iter().map(|of| of.host + 1).max().unwrap_or(1);
     let root = scheduler::begin(seed, faults, num_hosts);
-    let started: Vec<(usize, _)> = programs.into_iter().map(|of| start(of.host, of.main)).collect();
-    let all: Vec<usize> = started.iter().map(|(process, _)| *process).collect();
+    let start = |of: HostProgram<R>| ChildProcess::start(of.host, of.main);
+    let started: Vec<_> = programs.into_iter().map(start).collect();
+    let all: Vec<usize> = started.iter().map(|of| of.number).collect();
     root.await_processes(&all, limit);
-    let end = |(process, outcome): (usize, Outcome<R>)| match take(&outcome) {
+    let end = |of: ChildProcess<R>| match of.take() {
         Some((value, at)) => ProcessEnd::Returned(value, at),
-        None => root.waits(process).map_or(ProcessEnd::Killed, ProcessEnd::Hung),
+        None => root.waits(of.number).map_or(ProcessEnd::Killed, ProcessEnd::Hung),
     };
     let ends = started.into_iter().map(end).collect();
     root.end_cluster();
     ends
 }
 
-/// Runs a process until it ends, for a process that starts others. `None` if a fault has ended it.
+/// A process that another one has started.
+pub struct ChildProcess<R> {
+    number: usize,
+    outcome: Outcome<R>,
+}
+
+impl<R> Clone for ChildProcess<R> {
+    fn clone(&self) -> Self {
+        Self { number: self.number, outcome: self.outcome.clone() }
+    }
+}
+
+impl<R: Send + 'static> ChildProcess<R> {
+    /// Starts a process on a host, for a process that starts others.
+    pub fn start(host: usize, main: impl FnOnce() -> R + Send + 'static) -> Self {
+        let (thread, outcome) = (own_thread(), Outcome::default());
+        let (clock, to) = (thread.clone(), outcome.clone());
+        let main = move || {
+            let value = main();
+            *to.lock().expect("nobody panics with this lock") = Some((value, clock.time()));
+        };
+        Self { number: thread.start(host, main), outcome }
+    }
+
+    /// Waits until it ends. `None` if it was killed.
+    pub fn wait(&self) -> Option<R> {
+        own_thread().await_processes(&[self.number], Duration::MAX);
+        self.take().map(|(value, _)| value)
+    }
+
+    /// Kills it, as [`ClusterFault::Kill`] does. False if it has ended before.
+    pub fn kill(&self) -> bool {
+        own_thread().kill(self.number)
+    }
+
+    /// Whether it does not run now, after [`ClusterFault::Freeze`].
+    pub fn is_frozen(&self) -> bool {
+        own_thread().is_frozen(self.number)
+    }
+
+    fn take(&self) -> Option<(R, Duration)> {
+        self.outcome.lock().expect("nobody panics with this lock").take()
+    }
+}
+
+/// Runs a process until it ends, for a process that starts others. `None` if it was killed.
 pub fn run_child<R: Send + 'static>(
     host: usize,
     main: impl FnOnce() -> R + Send + 'static,
 ) -> Option<R> {
-    let (process, outcome) = start(host, main);
-    current()?.await_processes(&[process], Duration::MAX);
-    take(&outcome).map(|(value, _)| value)
+    ChildProcess::start(host, main).wait()
 }
 
-fn start<R: Send + 'static>(
-    host: usize,
-    main: impl FnOnce() -> R + Send + 'static,
-) -> (usize, Outcome<R>) {
-    let (thread, outcome) = (current().expect("a cluster starts it"), Outcome::default());
-    let (clock, to) = (thread.clone(), outcome.clone());
-    let main = move || {
-        let value = main();
-        *to.lock().expect("nobody panics with this lock") = Some((value, clock.time()));
-    };
-    (thread.start(host, main), outcome)
-}
-
-fn take<T>(of: &Mutex<Option<T>>) -> Option<T> {
-    of.lock().expect("nobody panics with this lock").take()
+fn own_thread() -> scheduler::SimulatedThread {
+    current().expect("a process of a cluster calls this")
 }

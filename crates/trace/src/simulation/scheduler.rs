@@ -9,6 +9,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -206,17 +207,45 @@ impl SimulatedThread {
         self.wait_for(Vec::new(), self.until_ns(Some(time)));
     }
 
-    pub(crate) fn lock<'a, T>(&self, mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
+    /// Tries again and again until this returns something, because nothing wakes the thread then.
+    fn retry<T>(
+        &self,
+        limit: Option<Duration>,
+        mut attempt: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
         self.pause();
+        let until_ns = self.until_ns(limit);
         let mut nap = Duration::from_micros(1);
         loop {
-            match mutex.try_lock() {
-                Ok(held) => return held,
-                Err(TryLockError::Poisoned(held)) => return held.into_inner(),
-                Err(TryLockError::WouldBlock) => self.sleep(nap),
+            let done = attempt();
+            if done.is_some() || self.world().now_ns >= until_ns {
+                return done;
             }
+            self.wait_for(Vec::new(), until_ns.min(self.until_ns(Some(nap))));
             nap = (nap * 2).min(MAX_NAP);
         }
+    }
+
+    pub(crate) fn lock<'a, T>(&self, mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
+        let lock = || match mutex.try_lock() {
+            Ok(held) => Some(held),
+            Err(TryLockError::Poisoned(held)) => Some(held.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        self.retry(None, lock).expect("it has no limit")
+    }
+
+    pub(crate) fn receive<T>(
+        &self,
+        from: &Receiver<T>,
+        limit: Option<Duration>,
+    ) -> Result<T, RecvTimeoutError> {
+        let receive = || match from.try_recv() {
+            Ok(message) => Some(Ok(message)),
+            Err(TryRecvError::Disconnected) => Some(Err(RecvTimeoutError::Disconnected)),
+            Err(TryRecvError::Empty) => None,
+        };
+        self.retry(limit, receive).unwrap_or(Err(RecvTimeoutError::Timeout))
     }
 
     pub(crate) fn wait<'a, T>(
@@ -337,6 +366,15 @@ impl SimulatedThread {
         (!world.processes[process].is_killed).then(|| all.collect())
     }
 
+    pub(super) fn kill(&self, process: usize) -> bool {
+        self.world().kill(process)
+    }
+
+    pub(super) fn is_frozen(&self, process: usize) -> bool {
+        let world = self.world();
+        world.processes[process].frozen_until_ns > world.now_ns
+    }
+
     /// Ends the cluster, outside of which the calling thread then is.
     pub(super) fn end_cluster(&self) {
         CURRENT.set(None);
@@ -443,8 +481,7 @@ impl World {
         match kind {
             ClusterFault::Kill => {
                 if let Some(at) = ranks.rposition(|of| is_latest(&of)) {
-                    self.processes[1 + at].is_killed = true;
-                    self.end_process(1 + at);
+                    self.kill(1 + at);
                 }
             }
             ClusterFault::Freeze => ranks.rfind(is_latest).into_iter().for_each(freeze),
@@ -456,6 +493,16 @@ impl World {
             ClusterFault::Jump => self.ahead_ns[host] += nanos(time),
             ClusterFault::Slow => self.network.slow_by_ns[host] += nanos(time),
         }
+    }
+
+    /// False if it has ended before.
+    fn kill(&mut self, process: usize) -> bool {
+        let is_alive = !self.processes[process].has_ended;
+        if is_alive {
+            self.processes[process].is_killed = true;
+            self.end_process(process);
+        }
+        is_alive
     }
 
     fn end_process(&mut self, process: usize) {
