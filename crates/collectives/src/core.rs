@@ -33,10 +33,16 @@ pub(crate) struct Core {
     /// The numbers of the ranks in the outermost group. Empty for the outermost group itself.
     members: Arc<[usize]>,
     operations: AtomicU32,
+    broken: Broken,
+}
+
+/// Whether a group is broken.
+#[derive(Debug)]
+struct Broken {
     /// The text of the first error, and the ranks that caused it.
-    broken: Mutex<Option<(String, Vec<usize>)>>,
-    /// Whether a group of this rank is broken.
-    is_any_broken: Arc<AtomicBool>,
+    cause: Mutex<Option<(String, Vec<usize>)>>,
+    /// Whether any group of this rank is broken.
+    is_any: Arc<AtomicBool>,
 }
 
 impl Core {
@@ -57,13 +63,12 @@ impl Core {
             recorder,
             members,
             operations: AtomicU32::new(0),
-            broken: Mutex::new(None),
-            is_any_broken,
+            broken: Broken { cause: Mutex::new(None), is_any: is_any_broken },
         }
     }
 
     fn attempt(&self, call: &Call, submitted_ns: u64, policy: WaitPolicy) -> Result<OpTimes> {
-        if let Some((cause, culprits)) = &*lock(&self.broken) {
+        if let Some((cause, culprits)) = &*lock(&self.broken.cause) {
             let (cause, culprits) = (cause.clone(), culprits.clone());
             let rank = self.outermost(self.rank);
             return Err(CollectiveError::Broken { rank, cause, culprits });
@@ -176,7 +181,7 @@ impl Core {
             first => first.to_string(),
         };
         self.recorder.dump_again(&cause);
-        lock(&self.broken).get_or_insert_with(|| (cause, error.culprits()));
-        self.is_any_broken.store(true, Ordering::Relaxed);
+        lock(&self.broken.cause).get_or_insert_with(|| (cause, error.culprits()));
+        self.broken.is_any.store(true, Ordering::Relaxed);
     }
 }

@@ -65,7 +65,7 @@ pub use environment::{
 };
 pub use error::RendezvousError;
 pub use key::RunKey;
-pub use membership::{Member, MemberEvent, Members, Place, Terms};
+pub use membership::{GenerationPlace, MemberEvent, Members, RunMember, Terms};
 pub use peers::{PeerAddress, PeerListener, SocketKind};
 pub use rendezvous::{MAX_SECRET_BYTES, Rendezvous, RendezvousPoint};
 pub use route::HostRoute;

@@ -19,7 +19,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::setup::{FirstFacts, RankRun};
 use crate::staging::unit_of;
-use crate::trainer::{Training, is_due};
+use crate::trainer::is_due;
+use crate::training::Training;
 
 impl RankRun<'_> {
     /// Ends a run that was asked to stop: in order, with the figures of its steps so far.
@@ -90,10 +91,10 @@ impl RankRun<'_> {
         // The model of all stages.
         let model = whole.as_ref().unwrap_or(model);
         let memory = RankMemory::new(initialization, &compute.allocator);
-        let Training { progress, steps, meter, num_steps, last, cpu_wait_pct, .. } = run;
+        let Training { progress, steps, meter, num_steps, last, cpu, .. } = run;
         let mut report = RankReport::new(steps.clone(), meter, memory, &self.trainer.track, digest);
         report.peak_flops_per_s = *peak_flops_per_s;
-        report.cpu_wait_pct = *cpu_wait_pct;
+        report.cpu_wait_pct = cpu.pct;
         self.listeners.add_to(&mut report);
         let total = begin.elapsed();
         let Some(reports) = world.gather_object(&report, 0)? else { return Ok(()) };
@@ -112,7 +113,7 @@ impl RankRun<'_> {
             predicted: predicted.clone(),
             scaling: progress.scaling,
             evaluated,
-            regroups: run.regrouped,
+            regroups: run.regroups.made,
             total,
             flops_per_sample,
             block_flops: match &self.config.pipeline {

@@ -15,7 +15,7 @@ use paceline_failure::{Failure, Result};
 use paceline_launch::environment::{self, Placement};
 use paceline_launch::stop::{self, StopRequest};
 use paceline_observe::figures::event::{Event, Listeners, Regrouped};
-use paceline_rendezvous::{Member, Place, RendezvousError};
+use paceline_rendezvous::{GenerationPlace, RendezvousError, RunMember};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
@@ -24,14 +24,14 @@ use paceline_settings::spec::RunSpec;
 use crate::handover::Kept;
 use crate::resolve::{resolve, resolve_inputs};
 use crate::setup::{self, Host};
-use crate::trainer::{Ending, Training};
+use crate::training::{TrainedUntil, Training};
 
 /// Generations that may fail one after the other without a step.
 const MAX_FAILED: usize = 20;
 
-/// What a rank carries from one generation to the next.
+/// The state that a rank carries from one generation to the next.
 #[derive(Default)]
-struct Carried {
+struct BetweenGenerations {
     run: Option<Training>,
     kept: Option<Kept>,
     listeners: Option<Listeners<'static>>,
@@ -64,7 +64,7 @@ pub(crate) fn resolve_alone(spec: &RunSpec) -> Result<(TrainConfig, OpenData)> {
 pub(crate) fn train(
     spec: &RunSpec,
     placement: &Placement,
-    member: Member,
+    member: RunMember,
     server: (String, u16),
 ) -> Result<()> {
     // Only the first host has the run folder.
@@ -85,7 +85,7 @@ pub(crate) fn train(
         folder,
         host,
         begin: Instant::now(),
-        carried: Carried::default(),
+        carried: BetweenGenerations::default(),
     };
     let (mut missed, mut failed) = (Vec::new(), 0);
     loop {
@@ -96,12 +96,12 @@ pub(crate) fn train(
         };
         let steps = rank.steps();
         missed = match rank.generation(&place) {
-            Ok(Ending::Over) => {
+            Ok(TrainedUntil::Over) => {
                 rank.member().leave();
                 return Ok(());
             }
-            Ok(Ending::Regroup) => Vec::new(),
-            Err(Ended { failure, is_of_others }) => {
+            Ok(TrainedUntil::Regroup) => Vec::new(),
+            Err(LostGeneration { failure, is_of_others }) => {
                 failed = if rank.steps() > steps { 0 } else { failed + 1 };
                 missed_members(failure, is_of_others && failed < MAX_FAILED)?
             }
@@ -110,7 +110,7 @@ pub(crate) fn train(
 }
 
 /// Why a generation is over.
-struct Ended {
+struct LostGeneration {
     failure: Failure,
     /// Whether others are lost, and this rank can go on.
     is_of_others: bool,
@@ -134,11 +134,11 @@ struct ElasticRank<'a> {
     folder: Option<PathBuf>,
     host: Host,
     begin: Instant,
-    carried: Carried,
+    carried: BetweenGenerations,
 }
 
 impl ElasticRank<'_> {
-    fn member(&self) -> &Arc<Member> {
+    fn member(&self) -> &Arc<RunMember> {
         self.host.member.as_ref().expect("set when the rank begins")
     }
 
@@ -147,12 +147,12 @@ impl ElasticRank<'_> {
     }
 
     /// Trains as a member of a generation.
-    fn generation(&mut self, place: &Place) -> Result<Ending, Ended> {
+    fn generation(&mut self, place: &GenerationPlace) -> Result<TrainedUntil, LostGeneration> {
         self.carried.is_beginning |= place.generation == 1;
         if let Some(fence) = self.carried.fence.take() {
             fence.give_back(place);
         }
-        let own = |failure| Ended { failure, is_of_others: false };
+        let own = |failure| LostGeneration { failure, is_of_others: false };
         let (mut config, data) = self.resolve(place.size).map_err(own)?;
         if let Some(save) = config.checkpoints.save.clone().filter(|_| place.generation > 1) {
             // If state is lost, the run goes on from its last checkpoint.
@@ -160,17 +160,21 @@ impl ElasticRank<'_> {
         }
         // One for each generation, until the process ends: listeners of all generations refer to them.
         let config: &'static TrainConfig = Box::leak(Box::new(config));
-        let all = self.form(place, config).map_err(|error| Ended {
+        let all = self.form(place, config).map_err(|error| LostGeneration {
             failure: Failure::Consequence(error.to_string()),
             is_of_others: true,
         })?;
         let outcome = self.train(place, config, data, &all);
         self.carried.fence = Some(all.fence());
-        outcome.map_err(|failure| Ended { failure, is_of_others: all.is_broken() })
+        outcome.map_err(|failure| LostGeneration { failure, is_of_others: all.is_broken() })
     }
 
     /// The group of all members and spares, whose numbers name them in errors.
-    fn form(&self, place: &Place, config: &TrainConfig) -> paceline_collectives::Result<Group> {
+    fn form(
+        &self,
+        place: &GenerationPlace,
+        config: &TrainConfig,
+    ) -> paceline_collectives::Result<Group> {
         let member = self.member().clone();
         let mut exchange = |name: &str, text| member.exchange(name, text);
         let meeting = Meeting { exchange: &mut exchange, server: Some(self.server.clone()) };
@@ -199,24 +203,27 @@ impl ElasticRank<'_> {
 
     fn train(
         &mut self,
-        place: &Place,
+        place: &GenerationPlace,
         config: &'static TrainConfig,
         data: OpenData,
         all: &Group,
-    ) -> Result<Ending> {
-        let Carried { run, kept, listeners, peak_flops_per_s: peak, members, is_beginning, .. } =
-            &mut self.carried;
+    ) -> Result<TrainedUntil> {
+        let BetweenGenerations {
+            run,
+            kept,
+            listeners,
+            peak_flops_per_s: peak,
+            members,
+            is_beginning,
+            ..
+        } = &mut self.carried;
         let run =
             run.get_or_insert_with(|| Training::new(Default::default(), config.total_steps()));
         let mut handed = Kept::agree((kept.as_mut(), *is_beginning), run, config, all)?;
-        let is_member = place.index < place.size;
-        let is_everybody = place.size == place.members.len();
-        let world =
-            if is_everybody { Some(all.clone()) } else { all.split(is_member.then_some(0))? };
-        let Some(world) = world else {
+        let Some(world) = world_of(place, all)? else {
             handed.give()?;
             (*kept, *is_beginning) = (None, false);
-            return Ok(Ending::Regroup);
+            return Ok(TrainedUntil::Regroup);
         };
         // Another rank 0 has others, which write the files of the run.
         if place.index == 0 && members.first().is_some_and(|of| *of != place.members[0]) {
@@ -239,15 +246,14 @@ impl ElasticRank<'_> {
             // The state was lost, and this is that of a checkpoint, or of the beginning.
             (run.progress, run.after) = (progress, None);
         }
-        run.regroups = false;
+        run.regroups.are_due = false;
         (*kept, *is_beginning) = (None, false);
         if let Some(of_run) = listeners.take() {
             of_rank.listeners = of_run;
         }
         // It is measured once.
-        let of_facts = &mut of_rank.first.peak_flops_per_s;
-        *of_facts = peak.max(*of_facts);
-        *peak = *of_facts;
+        *peak = peak.max(of_rank.first.peak_flops_per_s);
+        of_rank.first.peak_flops_per_s = *peak;
         if let Some(stepped) = completed {
             of_rank.report_completed(run, &stepped)?;
         }
@@ -263,9 +269,18 @@ impl ElasticRank<'_> {
     }
 }
 
+/// The group of the ranks. `None` for a spare.
+fn world_of(place: &GenerationPlace, all: &Group) -> Result<Option<Group>> {
+    if place.size == place.members.len() {
+        return Ok(Some(all.clone()));
+    }
+    let is_rank = place.index < place.size;
+    Ok(all.split(is_rank.then_some(0))?)
+}
+
 /// How this generation differs from the one before, if this rank was there. Counts it.
-fn regrouped(before: &[u64], place: &Place, run: &mut Training) -> Option<Regrouped> {
-    let Place { members, size, .. } = place;
+fn regrouped(before: &[u64], place: &GenerationPlace, run: &mut Training) -> Option<Regrouped> {
+    let GenerationPlace { members, size, .. } = place;
     if before.is_empty() {
         return None;
     }
@@ -273,8 +288,8 @@ fn regrouped(before: &[u64], place: &Place, run: &mut Training) -> Option<Regrou
         of.iter().copied().filter(|number| !others.contains(number)).collect::<Vec<u64>>()
     };
     let (lost, joined) = (not_in(before, members), not_in(members, before));
-    let took = run.step_end.elapsed();
-    let (count, total) = &mut run.regrouped[usize::from(lost.is_empty())];
+    let took = run.regroups.step_end.elapsed();
+    let (count, total) = &mut run.regroups.made[usize::from(lost.is_empty())];
     *count += 1;
     *total += took;
     let (steps, epoch) = (run.progress.steps, run.progress.last_epoch());

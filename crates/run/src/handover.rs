@@ -19,22 +19,22 @@ use paceline_failure::{Failure, Result};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{Optimizer, Storage};
 use paceline_settings::config::TrainConfig;
-use paceline_strategies::{Interrupted, Left, PeerShard, Replica, Stepped};
+use paceline_strategies::{InterruptedStep, LeftTrainer, PeerShard, Replica, Stepped};
 use serde::{Deserialize, Serialize};
 
 use crate::resume::Begin;
-use crate::trainer::{AfterStep, Training, batches_of_step};
+use crate::training::{AfterStep, Training, batches_of_step};
 
-/// What a rank has of a generation that is over.
+/// The state that a rank has of a generation that is over.
 pub(crate) struct Kept {
-    left: Left,
+    left: LeftTrainer,
     /// The step that it may have to complete.
-    interrupted: Option<Interrupted>,
+    interrupted: Option<InterruptedStep>,
 }
 
 /// Where a rank stands, for the others.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Standing {
+struct RankStanding {
     progress: Progress,
     after: Option<AfterStep>,
     optimizer_steps: u64,
@@ -44,8 +44,8 @@ struct Standing {
     has_passed: bool,
 }
 
-/// What a rank says when it meets the others again: where it stands, if it has state, and whether it knows that no step was made.
-type Said = (Option<Standing>, bool);
+/// The words of a rank that meets the others again: where it stands, if it has state, and whether it knows that no step was made.
+type Said = (Option<RankStanding>, bool);
 
 /// The state from which the ranks of a generation begin.
 pub(crate) struct HandedOver<'h> {
@@ -64,13 +64,13 @@ pub(crate) struct HandedOver<'h> {
 
 /// Elements of a tensor that a rank has.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Entry {
+struct HeldPiece {
     name: String,
     range: Range<usize>,
     dtype: String,
 }
 
-impl Entry {
+impl HeldPiece {
     fn of(piece: &Piece) -> Self {
         let range = piece.start..piece.start + piece.data.num_elems();
         Self { name: piece.name.clone(), range, dtype: piece.data.dtype().name().to_owned() }
@@ -81,7 +81,7 @@ impl Entry {
 type Held = (Range<usize>, usize);
 
 impl Kept {
-    pub(crate) fn new(left: Left) -> Self {
+    pub(crate) fn new(left: LeftTrainer) -> Self {
         let interrupted = left.interrupted();
         Self { left, interrupted }
     }
@@ -94,7 +94,7 @@ impl Kept {
         config: &TrainConfig,
         all: &'h Group,
     ) -> Result<HandedOver<'h>> {
-        let own = kept.as_ref().map(|of| Standing {
+        let own = kept.as_ref().map(|of| RankStanding {
             progress: run.progress,
             after: run.after,
             optimizer_steps: of.left.optimizer.steps(),
@@ -110,7 +110,7 @@ impl Kept {
             pieces: Vec::new(),
             has_listeners: false,
         };
-        let reached = |of: &Standing| of.progress.steps + u64::from(of.has_passed);
+        let reached = |of: &RankStanding| of.progress.steps + u64::from(of.has_passed);
         let Some(reached) = said.iter().filter_map(|(of, _)| of.as_ref()).map(reached).max() else {
             return Ok(handed);
         };
@@ -126,7 +126,7 @@ impl Kept {
             kept.interrupted = None;
             kept.left.restore_buffers()?;
             handed.pieces = pieces_of(&kept.left)?;
-            own = Some(Standing {
+            own = Some(RankStanding {
                 progress: run.progress,
                 after: run.after,
                 optimizer_steps: kept.left.optimizer.steps(),
@@ -135,7 +135,8 @@ impl Kept {
             });
         }
         // An evaluation or a save that one rank has not finished is made again by all.
-        let standings: Vec<Standing> = all.all_gather_object(&own)?.into_iter().flatten().collect();
+        let standings: Vec<RankStanding> =
+            all.all_gather_object(&own)?.into_iter().flatten().collect();
         let first = standings.iter().find(|of| of.after.is_some()).unwrap_or(&standings[0]);
         (run.progress, run.after, run.num_steps) = (first.progress, first.after, first.num_steps);
         handed.standing = Some((first.progress, first.optimizer_steps));
@@ -144,7 +145,7 @@ impl Kept {
 }
 
 /// The elements that a rank certainly has.
-fn pieces_of(left: &Left) -> Result<Vec<Piece>> {
+fn pieces_of(left: &LeftTrainer) -> Result<Vec<Piece>> {
     let mut all =
         pieces::of_ranges("", &Ranges::from(&left.valid), &left.storage, &left.optimizer)?;
     if let Some(PeerShard { owned, storage, optimizer, .. }) = left.peer() {
@@ -202,10 +203,10 @@ impl HandedOver<'_> {
 
     /// Fills the pieces that this rank wants with those that the ranks have. Returns whether all ranks have got all.
     fn exchange(&self, wanted: &[Piece]) -> Result<bool> {
-        let own: Vec<Entry> = self.pieces.iter().map(Entry::of).collect();
+        let own: Vec<HeldPiece> = self.pieces.iter().map(HeldPiece::of).collect();
         let mut catalog: BTreeMap<(String, String), Vec<Held>> = BTreeMap::new();
         for (rank, entries) in self.all.all_gather_object(&own)?.into_iter().enumerate() {
-            for Entry { name, range, dtype } in entries {
+            for HeldPiece { name, range, dtype } in entries {
                 catalog.entry((name, dtype)).or_default().push((range, rank));
             }
         }

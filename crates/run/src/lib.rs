@@ -47,6 +47,7 @@ pub mod to_device;
 pub mod together;
 pub mod train;
 pub mod trainer;
+mod training;
 mod watch;
 
 #[cfg(test)]

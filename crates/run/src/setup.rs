@@ -20,7 +20,7 @@ use paceline_observe::insight::memory::{Needs, Shape};
 use paceline_observe::record::memory;
 use paceline_observe::views;
 use paceline_observe::views::profiler::Profiler;
-use paceline_rendezvous::Member;
+use paceline_rendezvous::RunMember;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::loss_scale::LossScale;
 use paceline_settings::named::TransportName;
@@ -61,7 +61,7 @@ pub struct Host {
     /// Whether `paceline train` has started this rank, and reports the checkpoint of a run that ends early.
     pub is_launched: bool,
     /// The rank as a member of a run whose ranks come and go.
-    pub member: Option<Arc<Member>>,
+    pub member: Option<Arc<RunMember>>,
 }
 
 /// Makes a rank ready to train. With `handed`, it goes on where the ranks of an earlier generation were. Also returns the batches and
@@ -214,7 +214,7 @@ pub(crate) struct RankRun<'a> {
     pub(crate) texts: Option<TextSampler>,
     pub(crate) stop: StopRequest,
     pub(crate) is_launched: bool,
-    pub(crate) member: Option<Arc<Member>>,
+    pub(crate) member: Option<Arc<RunMember>>,
 }
 
 impl<'a> RankRun<'a> {

@@ -3,11 +3,9 @@
 //! It does not depend on whether the ranks are threads or processes.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use paceline_checkpoint::progress::{
-    Best, EpochSums, Evaluation, LossScaling, Progress, TestResult,
-};
+use paceline_checkpoint::progress::{Best, Evaluation, LossScaling, Progress, TestResult};
 use paceline_collectives::{Group, ReduceOp};
 use paceline_failure::{Failure, Result};
 use paceline_host::resources::cpu_times::CpuTimes;
@@ -15,20 +13,18 @@ use paceline_host::streams;
 use paceline_host::text::plural;
 use paceline_launch::device::Device;
 use paceline_observe::figures::event::{Event, Save, StepDone};
-use paceline_observe::record::meter::Meter;
-use paceline_observe::record::steps::StepLog;
 use paceline_observe::record::times::StepTimes;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
 use paceline_strategies::{Exactness, Replica, StepLoss, Stepped, SyncBlocks, Trainer};
 use paceline_trace::{Span, now_ns};
-use serde::{Deserialize, Serialize};
 
 use crate::batches::BatchStream;
 use crate::saving::Saving;
 use crate::setup::{self, Host, RankRun};
 use crate::step::{self, StepOutcome};
 use crate::to_device::Loaded;
+use crate::training::{TrainedUntil, Training, batches_of_step};
 use crate::{equality, evaluation, sample, staging, watch};
 
 /// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to the
@@ -55,88 +51,6 @@ pub fn run_rank(
 /// the rest were skipped with the smallest scale, or with one that does not change.
 const MAX_SKIPPED_IN_A_ROW: u64 = 50;
 
-/// How far the run has come on this rank.
-pub(crate) struct Training {
-    pub(crate) progress: Progress,
-    pub(crate) steps: StepLog,
-    pub(crate) meter: Meter,
-    /// The processor times at the beginning of the first measured step.
-    cpu_times: Option<CpuTimes>,
-    /// The percentage of the measured steps in which this rank had no core, if it is known.
-    pub(crate) cpu_wait_pct: Option<f64>,
-    /// All steps of this process, measured or not.
-    pub(crate) num_steps: u64,
-    /// The last epoch and its sums, as far as it was trained.
-    pub(crate) last: Option<(u64, EpochSums)>,
-    /// The last step, until all that follows it before the next one is done.
-    pub(crate) after: Option<AfterStep>,
-    /// Whether the run ends early because somebody asked for it.
-    pub(crate) is_stopped: bool,
-    /// Whether the ranks meet again after this step, because others wait to join them.
-    pub(crate) regroups: bool,
-    /// How often they have met again, and how long it took: because some were lost, and because others have joined.
-    pub(crate) regrouped: [(u64, Duration); 2],
-    /// The end of the last step.
-    pub(crate) step_end: Instant,
-    /// When the batches of the last step were requested.
-    asked_ns: u64,
-}
-
-/// A step that is done: evaluations and checkpoints may be due.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct AfterStep {
-    /// Its epoch.
-    pub(crate) epoch: u64,
-    /// The sums of the epoch, if this was its last step.
-    pub(crate) ended: Option<EpochSums>,
-}
-
-/// How the steps of a rank ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// The run is over.
-    Over,
-    /// The ranks meet again.
-    Regroup,
-}
-
-impl Training {
-    pub(crate) fn new(progress: Progress, num_steps: u64) -> Self {
-        Self {
-            progress,
-            steps: StepLog::new(num_steps),
-            meter: Meter::default(),
-            cpu_times: None,
-            cpu_wait_pct: None,
-            num_steps: 0,
-            last: None,
-            after: None,
-            is_stopped: false,
-            regroups: false,
-            regrouped: [(0, Duration::ZERO); 2],
-            step_end: Instant::now(),
-            asked_ns: 0,
-        }
-    }
-
-    /// Advances by a step over `num_batches` batches of all ranks.
-    pub(crate) fn advance(
-        &mut self,
-        config: &TrainConfig,
-        num_batches: usize,
-        samples: usize,
-        stepped: &Stepped,
-    ) {
-        let Stepped { loss, is_updated, .. } = stepped;
-        let epoch = self.progress.position.epoch;
-        self.progress.scaling = rescaled(config, self.progress.scaling, !is_updated);
-        let ended = self.progress.advance(num_batches, config.steps_per_epoch, samples, loss);
-        self.after = Some(AfterStep { epoch, ended });
-        self.num_steps += 1;
-        self.step_end = Instant::now();
-    }
-}
-
 impl RankRun<'_> {
     /// Trains from where the run is, checks and reports the result.
     pub(crate) fn train_to_end(
@@ -144,15 +58,15 @@ impl RankRun<'_> {
         stream: BatchStream,
         run: &mut Training,
         begin: Instant,
-    ) -> Result<Ending> {
+    ) -> Result<TrainedUntil> {
         self.train(stream, run).map_err(|failure| self.noted(failure))?;
-        if run.regroups {
+        if run.regroups.are_due {
             // No gather is on its way when the ranks leave each other.
             self.trainer.sync_replicas()?;
-            return Ok(Ending::Regroup);
+            return Ok(TrainedUntil::Regroup);
         }
         if run.is_stopped {
-            return self.end_early(begin, run).map(|()| Ending::Over);
+            return self.end_early(begin, run).map(|()| TrainedUntil::Over);
         }
         let checked = check_weights(&self.trainer, &self.exactness, run.progress.steps);
         checked.map_err(|failure| self.noted(failure))?;
@@ -166,7 +80,7 @@ impl RankRun<'_> {
                 all_know?;
             }
         }
-        Ok(Ending::Over)
+        Ok(TrainedUntil::Over)
     }
 
     fn train(&mut self, mut stream: BatchStream, run: &mut Training) -> Result<()> {
@@ -174,11 +88,11 @@ impl RankRun<'_> {
         while run.after.is_some() || self.goes_on(run) {
             self.epoch(&mut stream, run)?;
         }
-        if run.regroups {
+        if run.regroups.are_due {
             return Ok(());
         }
         let threads = self.config.world_size * self.config.threads;
-        run.cpu_wait_pct = CpuTimes::waited_pct(run.cpu_times, threads);
+        run.cpu.pct = CpuTimes::waited_pct(run.cpu.begin, threads);
         self.listeners.tell(Event::TrainingEnded(&self.trainer.replica.world))
     }
 
@@ -198,7 +112,7 @@ impl RankRun<'_> {
                 run.after = None;
             }
         }
-        if ended.is_none() && run.regroups {
+        if ended.is_none() && run.regroups.are_due {
             return Ok(());
         }
         self.trainer.sync_replicas()?;
@@ -222,14 +136,14 @@ impl RankRun<'_> {
         let Replica { world, group, compute, .. } = &self.trainer.replica;
         if number == config.warmup_steps as u64 {
             compute.allocator.forget_phases();
-            run.cpu_times = CpuTimes::now();
+            run.cpu.begin = CpuTimes::now();
         }
         self.listeners.tell(Event::StepBegun { number, group: world, compute })?;
         // Operations outside of steps (rendezvous, checkpoints, evaluation) do not count for any step.
         run.meter.forget(group);
         self.trainer.track.clear();
         let (epoch, asked_ns) = (before.position.epoch, now_ns());
-        run.asked_ns = asked_ns;
+        run.regroups.asked_ns = asked_ns;
         let num_batches = batches_of_step(config, &before);
         let is_there = self.inputs.to_device.has_next();
         let now = (!is_there).then(|| stream.step(epoch, num_batches)).transpose()?;
@@ -238,8 +152,8 @@ impl RankRun<'_> {
         let waited = Span { start_ns: asked_ns, end_ns: now_ns() };
 
         let state = &mut self.trainer.state;
-        state.asks_to_stop = self.stop.signal().is_some();
-        state.asks_to_regroup = self.member.as_ref().is_some_and(|member| member.is_asked());
+        state.asks.to_stop = self.stop.signal().is_some();
+        state.asks.to_regroup = self.member.as_ref().is_some_and(|member| member.is_asked());
         state.loss_scale = before.scaling.map_or(1.0, |of| of.scale);
         let synchronizes = |blocks: SyncBlocks| blocks.is_synchronized(number as usize);
         state.synchronizes = self.sync_blocks.is_none_or(synchronizes);
@@ -260,7 +174,7 @@ impl RankRun<'_> {
         let has_ended = run.after.is_some_and(|after| after.ended.is_some());
         // After the last step there is nothing left to stop.
         run.is_stopped = self.agree_to_stop(loss, has_ended)? && !is_over;
-        run.regroups = loss.regroups && !is_over;
+        run.regroups.are_due = loss.regroups && !is_over;
         let batches = before.position.batch + num_batches;
         self.report_step(run, &outcome, lr, waited, epoch, batches)
     }
@@ -318,7 +232,7 @@ impl RankRun<'_> {
         let (epoch, ended) = run.after.map_or((0, false), |of| (of.epoch, of.ended.is_some()));
         let batches = if ended { self.config.steps_per_epoch } else { run.progress.position.batch };
         let has_classes = self.has_classes();
-        let whole = Span { start_ns: run.asked_ns, end_ns: now_ns() };
+        let whole = Span { start_ns: run.regroups.asked_ns, end_ns: now_ns() };
         let Trainer { replica, track, .. } = &self.trainer;
         self.listeners.tell(Event::Step(&StepDone {
             number: run.num_steps - 1,
@@ -330,7 +244,7 @@ impl RankRun<'_> {
             lr: self.config.lr(run.progress.steps - 1),
             grad_norm: grad_norm.filter(|norm| norm.is_finite()),
             scaling: run.progress.scaling,
-            asked_ns: run.asked_ns,
+            asked_ns: run.regroups.asked_ns,
             whole,
             times: StepTimes { step: whole.len_ns(), ..StepTimes::default() },
             track,
@@ -369,7 +283,7 @@ impl RankRun<'_> {
     }
 
     fn goes_on(&self, run: &Training) -> bool {
-        !run.is_stopped && !run.regroups && !self.is_over(&run.progress)
+        !run.is_stopped && !run.regroups.are_due && !self.is_over(&run.progress)
     }
 
     /// Whether the run has made its last step. Only configuration and progress decide, so a resumed run ends where an
@@ -509,25 +423,6 @@ impl RankRun<'_> {
         cx.track.clear();
         Ok(Some(result))
     }
-}
-
-/// The number of batches of the step after `progress`.
-pub(crate) fn batches_of_step(config: &TrainConfig, progress: &Progress) -> usize {
-    config.strategy.accumulate.min(config.steps_per_epoch - progress.position.batch)
-}
-
-/// The loss scale of the next step.
-fn rescaled(
-    config: &TrainConfig,
-    now: Option<LossScaling>,
-    is_skipped: bool,
-) -> Option<LossScaling> {
-    let (setting, now) = config.loss_scale.as_ref().zip(now)?;
-    let (scale, good_steps) = setting.after(now.scale, now.good_steps, is_skipped);
-    let skipped_steps = now.skipped_steps.saturating_add(u64::from(is_skipped));
-    let in_a_row = now.skipped_in_a_row.saturating_add(1);
-    let skipped_in_a_row = if is_skipped { in_a_row } else { 0 };
-    Some(LossScaling { scale, good_steps, skipped_steps, skipped_in_a_row })
 }
 
 /// Checks the weights after `steps` steps: those that the strategy keeps equal must be, and all numbers must be finite.

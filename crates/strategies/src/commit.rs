@@ -34,12 +34,12 @@ pub struct Commit {
     /// The running statistics after the last completed step.
     buffers: Tensor,
     /// The step that has all that its update needs, and has not ended.
-    ready: Option<Interrupted>,
+    ready: Option<InterruptedStep>,
 }
 
 /// A step that has not ended, though this rank has all that its update needs.
 #[derive(Clone, Copy, Debug)]
-pub struct Interrupted {
+pub struct InterruptedStep {
     /// The outcome of the step, if it is completed.
     pub stepped: Stepped,
     /// Whether this rank has passed the commit point. Then every rank of the group can complete the step.
@@ -125,7 +125,7 @@ impl Commit {
     }
 
     /// The step that was interrupted after this rank had all that its update needs. `None` before that, and between steps.
-    pub fn interrupted(&self) -> Option<Interrupted> {
+    pub fn interrupted(&self) -> Option<InterruptedStep> {
         self.ready
     }
 
@@ -160,7 +160,7 @@ impl Commit {
         }
         replica.compute.synchronize()?;
         let steps = optimizer.steps() + u64::from(stepped.is_updated);
-        let ready = self.ready.insert(Interrupted { stepped, has_passed: false, steps });
+        let ready = self.ready.insert(InterruptedStep { stepped, has_passed: false, steps });
         let start_ns = now_ns();
         cx.track.record(span::EXPOSED, || replica.world.barrier())?;
         ready.has_passed = true;
@@ -175,7 +175,7 @@ impl Commit {
         own: &Storage,
         optimizer: &mut Optimizer,
     ) -> Result<()> {
-        let Some(Interrupted { steps, .. }) = self.ready else { return Ok(()) };
+        let Some(InterruptedStep { steps, .. }) = self.ready else { return Ok(()) };
         let peer = self.peer.as_mut().map(|peer| (&mut peer.optimizer, &peer.storage));
         for (optimizer, storage) in [(optimizer, own)].into_iter().chain(peer) {
             if optimizer.steps() < steps {
@@ -267,9 +267,9 @@ impl PeerShard {
     }
 }
 
-/// What a rank has when it has left its group, whose other ranks may be lost.
+/// The state of a rank that has left its group, whose other ranks may be lost.
 #[derive(Debug)]
-pub struct Left {
+pub struct LeftTrainer {
     /// The elements of [`Trainer::valid`].
     pub valid: Owned,
     /// The parameters, and the running statistics of the last completed step.
@@ -280,7 +280,7 @@ pub struct Left {
     compute: Compute,
 }
 
-impl Left {
+impl LeftTrainer {
     pub(crate) fn new(trainer: Trainer) -> Self {
         let valid = trainer.valid();
         let Trainer { replica: Replica { storage, compute, .. }, optimizer, commit, .. } = trainer;
@@ -288,7 +288,7 @@ impl Left {
     }
 
     /// The step that was interrupted after this rank had all that its update needs, if any.
-    pub fn interrupted(&self) -> Option<Interrupted> {
+    pub fn interrupted(&self) -> Option<InterruptedStep> {
         self.commit.as_ref().and_then(Commit::interrupted)
     }
 

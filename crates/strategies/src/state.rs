@@ -22,14 +22,20 @@ use crate::replica::{NUM_SHARED_SUMS, shared_tensor};
 use crate::span;
 use crate::{Replica, Result};
 
+/// The requests of a rank to all ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asks {
+    /// To stop.
+    pub to_stop: bool,
+    /// To meet again, because others wait to join them.
+    pub to_regroup: bool,
+}
+
 /// The state of a rank's training: what the steps change, and what the caller says about the next one.
 #[derive(Debug)]
 pub struct StepState {
-    /// Whether this rank asks all ranks to stop after the next step. They learn of it with the loss, so all
-    /// stop after the same step.
-    pub asks_to_stop: bool,
-    /// Whether this rank asks all ranks to meet again after the next step, because others wait to join them.
-    pub asks_to_regroup: bool,
+    /// The requests of this rank to all ranks for after the next step. They learn of them with the loss, so all do it after the same step.
+    pub asks: Asks,
     /// The factor of the loss in the next step, the same on all ranks. Gradients have it too, and
     /// [`clip_factor`](crate::clip_factor) and the optimizer
     /// ([`Optimizer::set_grad_factor`](paceline_model::Optimizer::set_grad_factor)) divide by it. 1 by default.
@@ -121,8 +127,7 @@ impl StepState {
         let plan = Some(Arc::new(pipeline.plan(pipeline.stages.micro_batches)?));
         let graphs = options.as_graph.then(|| PassGraphs::new(memory, world)).transpose()?;
         Ok(Self {
-            asks_to_stop: false,
-            asks_to_regroup: false,
+            asks: Asks::default(),
             loss_scale: 1.0,
             synchronizes: true,
             num_samples: 0,

@@ -38,9 +38,9 @@ pub struct StepLoss {
     /// Sum of the losses of this rank's samples.
     pub local_sum: f64,
     /// Whether any rank, or only this one if the loss is not shared, has asked to stop after this step; see
-    /// [`StepState::asks_to_stop`].
+    /// [`Asks::to_stop`](crate::Asks::to_stop).
     pub stops: bool,
-    /// The same for [`StepState::asks_to_regroup`].
+    /// The same for [`Asks::to_regroup`](crate::Asks::to_regroup).
     pub regroups: bool,
 }
 
@@ -375,8 +375,8 @@ impl<'a> TrainStep<'a> {
 
     /// Writes whether this rank asks to stop, or to meet again, to the sums that the ranks share.
     fn write_asks(&self) -> Result<()> {
-        let StepState { sums, asks_to_stop, asks_to_regroup, .. } = &*self.hooks.cx.state;
-        let asks = [*asks_to_stop, *asks_to_regroup].map(|asks| f64::from(u8::from(asks)));
+        let StepState { sums, asks, .. } = &*self.hooks.cx.state;
+        let asks = [asks.to_stop, asks.to_regroup].map(|asks| f64::from(u8::from(asks)));
         Ok(sums.of_all.slice(2..4)?.overwrite::<f64, _>(|last| last.copy_from_slice(&asks))?)
     }
 

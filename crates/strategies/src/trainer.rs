@@ -12,8 +12,8 @@ use paceline_trace::SpanTrack;
 
 use crate::commit::certain;
 use crate::{
-    Commit, Left, MicroBatch, Replica, ReplicaOptions, Result, StepContext, StepState, Stepped,
-    Strategy, StrategyError, clip_factor, evaluate, train_step,
+    Commit, LeftTrainer, MicroBatch, Replica, ReplicaOptions, Result, StepContext, StepState,
+    Stepped, Strategy, StrategyError, clip_factor, evaluate, train_step,
 };
 
 /// The seed of [`Trainer::new`].
@@ -166,8 +166,8 @@ impl Trainer {
 
     /// Leaves the groups of ranks. Peers that still need this rank get an error. Keeps what another trainer needs to go on from the
     /// last step that all ranks can complete.
-    pub fn leave(self) -> Left {
-        Left::new(self)
+    pub fn leave(self) -> LeftTrainer {
+        LeftTrainer::new(self)
     }
 
     /// Loss and accuracy over this rank's batches and those of all others. Changes no parameter. Collective.

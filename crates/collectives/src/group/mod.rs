@@ -34,7 +34,7 @@ pub use heap::SharedHeap;
 use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
 use paceline_memory::{Allocator, DeviceStream};
-use paceline_rendezvous::Place;
+use paceline_rendezvous::GenerationPlace;
 use paceline_trace::lock;
 use paceline_trace::runtime::{now, sleep};
 use tracing::debug;
@@ -307,8 +307,8 @@ pub struct Fence(Vec<Arc<Mutex<Fenced>>>);
 
 impl Fence {
     /// Gives the memory back. The groups were those of the generation before this place, all of whose members that
-    /// are left called [`Member::regroup`](paceline_rendezvous::Member::regroup) after they had dropped their groups.
-    pub fn give_back(self, _place: &Place) {
+    /// are left called [`RunMember::regroup`](paceline_rendezvous::RunMember::regroup) after they had dropped their groups.
+    pub fn give_back(self, _place: &GenerationPlace) {
         for fenced in self.0 {
             // SAFETY: there is a place in a generation only once the other members of the last one are ready for it, and so have
             // left their groups, or have ended. One on another host that does not answer cannot reach this memory.

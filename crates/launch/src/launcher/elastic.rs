@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use paceline_failure::{EXIT_USAGE, Failure, Result, usage};
 use paceline_host::text::plural;
-use paceline_rendezvous::{Member, MemberEvent, Members, RendezvousError, Terms};
+use paceline_rendezvous::{MemberEvent, Members, RendezvousError, RunMember, Terms};
 use rustix::process::{Signal, kill_process_group};
 
 use super::guard::Guard;
@@ -78,9 +78,9 @@ impl Elastic {
 }
 
 /// Joins the run of `--join`, with its settings.
-pub fn join(flags: &StartFlags, settings: &str) -> Result<Option<Member>> {
+pub fn join(flags: &StartFlags, settings: &str) -> Result<Option<RunMember>> {
     let Some((host, port)) = &flags.join else { return Ok(None) };
-    let joined = Member::join(host, *port, &read_secret()?, None, settings, JOIN_LIMIT);
+    let joined = RunMember::join(host, *port, &read_secret()?, None, settings, JOIN_LIMIT);
     let fix = |error: RendezvousError| {
         Failure::Usage(format!(
             "--join {host}:{port}: {error}; pass the --master-addr and --master-port of a run with --elastic that \
@@ -91,7 +91,7 @@ pub fn join(flags: &StartFlags, settings: &str) -> Result<Option<Member>> {
 }
 
 /// Joins the run whose launcher has started this process, if its ranks come and go. Waits for the list of members at most `limit`.
-pub fn join_from_env(settings: &str, limit: Duration) -> Result<Option<Member>> {
+pub fn join_from_env(settings: &str, limit: Duration) -> Result<Option<RunMember>> {
     let Ok(members) = std::env::var(MEMBERS) else { return Ok(None) };
     let wrong = |name: &str, value: &str| {
         Failure::Usage(format!(
@@ -105,7 +105,7 @@ pub fn join_from_env(settings: &str, limit: Duration) -> Result<Option<Member>> 
         Ok(number) => Some(number.parse().map_err(|_| wrong(MEMBER, &number))?),
         Err(_) => None,
     };
-    Ok(Some(Member::join(host, port, &read_secret()?, number, settings, limit)?))
+    Ok(Some(RunMember::join(host, port, &read_secret()?, number, settings, limit)?))
 }
 
 /// The ranks of this host in such a run.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::generation::Generation;
 use super::wire::{End, Notice};
-use super::{MemberEvent, Place, Terms};
+use super::{GenerationPlace, MemberEvent, Terms};
 
 /// A message or an event that follows from a decision.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ struct Living {
 
 /// How far the run is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Progress {
+enum RunPhase {
     Going,
     /// A member has done its work, and the others are about to do so.
     Finishing,
@@ -57,7 +57,7 @@ pub(super) struct Agreement {
     terms: Terms,
     present: Present,
     last: Generation,
-    progress: Progress,
+    progress: RunPhase,
     /// Whether processes may come that have no number yet.
     pub(super) may_come: bool,
     /// When the first member that others wait for became ready.
@@ -79,7 +79,7 @@ impl Agreement {
             terms,
             present,
             last,
-            progress: Progress::Going,
+            progress: RunPhase::Going,
             may_come: true,
             since,
             short_since,
@@ -108,9 +108,9 @@ impl Agreement {
         from: &str,
     ) -> Result<u64, String> {
         match &self.progress {
-            Progress::Going => {}
-            Progress::Finishing => return Err("the run is about to end".into()),
-            Progress::Over(_) => return Err("the run has ended".into()),
+            RunPhase::Going => {}
+            RunPhase::Finishing => return Err("the run is about to end".into()),
+            RunPhase::Over(_) => return Err("the run has ended".into()),
         }
         let own = &self.terms.settings;
         if settings != own {
@@ -143,7 +143,7 @@ impl Agreement {
 
     /// A member is ready for the next generation.
     pub(super) fn ready(&mut self, number: u64, missed: Vec<u64>, now: Duration) {
-        if let Progress::Over(end) = self.progress.clone() {
+        if let RunPhase::Over(end) = self.progress.clone() {
             return self.dismiss(vec![number], &end);
         }
         let Some(living) = self.present.living.get_mut(&number) else { return };
@@ -173,8 +173,8 @@ impl Agreement {
 
     /// A member's work is done.
     pub(super) fn leave(&mut self, number: u64) {
-        if self.progress == Progress::Going && self.last.ranks().contains(&number) {
-            self.progress = Progress::Finishing;
+        if self.progress == RunPhase::Going && self.last.ranks().contains(&number) {
+            self.progress = RunPhase::Finishing;
         }
         self.remove(number, None);
     }
@@ -220,10 +220,10 @@ impl Agreement {
         }
         // A rank leaves once the result is complete.
         let is_over = || self.living_ranks().is_empty() || !self.ready_members().is_empty();
-        if self.progress == Progress::Finishing && is_over() {
+        if self.progress == RunPhase::Finishing && is_over() {
             self.end(End::Finished);
         }
-        if !matches!(self.progress, Progress::Over(_)) {
+        if !matches!(self.progress, RunPhase::Over(_)) {
             self.decide(now);
             self.ask();
         }
@@ -291,7 +291,7 @@ impl Agreement {
         ready.sort_by_key(|number| !self.present.of_first_host.contains(number));
         let generation = self.last.number + 1;
         for (index, number) in ready.iter().enumerate() {
-            let place = Place { generation, index, members: ready.clone(), size };
+            let place = GenerationPlace { generation, index, members: ready.clone(), size };
             self.decisions.push(Decision::Tell(vec![*number], Notice::Next(place)));
             self.present.living.insert(*number, Living::default());
         }
@@ -341,7 +341,7 @@ impl Agreement {
 
     /// Ends the run for all that wait, and for all that are ready later.
     fn end(&mut self, end: End) {
-        self.progress = Progress::Over(end.clone());
+        self.progress = RunPhase::Over(end.clone());
         (self.since, self.short_since) = (None, None);
         self.dismiss(self.ready_members(), &end);
     }

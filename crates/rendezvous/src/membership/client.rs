@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::net::{Shutdown, shutdown};
 
 use super::wire::{End, Inbox, Notice, Request, frame};
-use super::{Place, WHO, key};
+use super::{GenerationPlace, WHO, key};
 use crate::RendezvousError;
 use crate::address::SocketAddress;
 use crate::deadline::Deadline;
@@ -25,7 +25,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// This process as a member of a run. Copies stand for the same member. When the last one is dropped, the others see that this
 /// member has gone.
 #[derive(Clone, Debug)]
-pub struct Member(Arc<Handle>);
+pub struct RunMember(Arc<Handle>);
 
 #[derive(Debug)]
 struct Handle {
@@ -51,7 +51,7 @@ struct News {
     /// How many messages have come.
     heard: u64,
     /// The place in the last generation, once it has come.
-    place: Option<Place>,
+    place: Option<GenerationPlace>,
     /// The texts of exchanges of this generation that nobody has taken, by name.
     texts: Vec<(String, Vec<String>)>,
     /// Why nobody can exchange texts in this generation any more.
@@ -59,7 +59,7 @@ struct News {
     end: Option<RendezvousError>,
 }
 
-impl Member {
+impl RunMember {
     /// Joins the run whose list of members is at a port of `host`. `number` is that of a rank which the launcher has started, and
     /// `None` for a process that comes by itself. `settings` must be those of the run. Waits for the list at most `limit`.
     /// Later calls that wait end if the list shows no sign of life for about as long.
@@ -112,7 +112,7 @@ impl Member {
     ///
     /// [`RendezvousError::LeftOut`] if the others go on without this member; [`RendezvousError::Finished`] if they have done their
     /// work; [`RendezvousError::NoGeneration`] if nobody goes on, or the list has gone.
-    pub fn regroup(&self, missed: &[u64]) -> Result<Place, RendezvousError> {
+    pub fn regroup(&self, missed: &[u64]) -> Result<GenerationPlace, RendezvousError> {
         lock(&self.0.shared.news).place = None;
         self.0.send(&Request::Ready { missed: missed.into() })?;
         self.0.wait_for(|news| news.place.clone())
@@ -124,7 +124,7 @@ impl Member {
     /// # Errors
     ///
     /// If a member of the generation has gone, does not answer, or waits for the next generation. The caller then calls
-    /// [`Member::regroup`].
+    /// [`RunMember::regroup`].
     pub fn exchange(&self, name: &str, text: String) -> Result<Vec<String>, String> {
         let place = lock(&self.0.shared.news).place.clone();
         let place = place.ok_or("this member belongs to no generation yet")?;

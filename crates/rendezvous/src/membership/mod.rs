@@ -1,6 +1,6 @@
 //! Who belongs to a run whose ranks come and go.
 //!
-//! The launcher of the first host has the list of members ([`Members`]). Each rank has a connection to it ([`Member`]): a rank says
+//! The launcher of the first host has the list of members ([`Members`]). Each rank has a connection to it ([`RunMember`]): a rank says
 //! that it is ready, and waits until the list says who belongs to the next *generation*. The members of a generation then
 //! exchange texts through the same connections, such as their addresses, and form their group by themselves. A member whose
 //! connection ends has gone.
@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use client::Member;
+pub use client::RunMember;
 pub use server::Members;
 
 use crate::RunKey;
@@ -39,7 +39,7 @@ use crate::hello::Who;
 /// A member's place in a generation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Place {
+pub struct GenerationPlace {
     /// The number of the generation, from 1.
     pub generation: u64,
     /// This member's index in `members`: its rank, if it is below `size`. Otherwise it is a spare, which is not needed now: it

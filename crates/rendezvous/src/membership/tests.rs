@@ -33,24 +33,24 @@ fn listen(terms: Terms) -> (Members, Receiver<MemberEvent>) {
     (Members::listen((HERE, 0), "secret", terms, report).unwrap(), events)
 }
 
-fn join(members: &Members, number: Option<u64>) -> Member {
-    Member::join(HERE, members.port(), "secret", number, "lr=1", LIMIT).unwrap()
+fn join(members: &Members, number: Option<u64>) -> RunMember {
+    RunMember::join(HERE, members.port(), "secret", number, "lr=1", LIMIT).unwrap()
 }
 
 /// Lets a member wait for the next generation in the background.
-fn regroup(member: &Member) -> JoinHandle<Result<Place, RendezvousError>> {
+fn regroup(member: &RunMember) -> JoinHandle<Result<GenerationPlace, RendezvousError>> {
     let member = member.clone();
     spawn(move || member.regroup(&[]))
 }
 
-fn regroup_all(all: &[&Member]) -> Vec<Place> {
+fn regroup_all(all: &[&RunMember]) -> Vec<GenerationPlace> {
     let waiting: Vec<_> = all.iter().map(|member| regroup(member)).collect();
     waiting.into_iter().map(|place| place.join().unwrap().unwrap()).collect()
 }
 
 /// The texts that all these members get if each sends its number.
-fn exchange_all(all: &[&Member]) -> Vec<Result<Vec<String>, String>> {
-    let exchange = |member: &&Member| {
+fn exchange_all(all: &[&RunMember]) -> Vec<Result<Vec<String>, String>> {
+    let exchange = |member: &&RunMember| {
         let member = (*member).clone();
         spawn(move || member.exchange("number", member.number().to_string()))
     };
@@ -67,9 +67,9 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// A place in a generation without spares.
-fn place_of(generation: u64, index: usize, members: Vec<u64>) -> Place {
+fn place_of(generation: u64, index: usize, members: Vec<u64>) -> GenerationPlace {
     let size = members.len();
-    Place { generation, index, members, size }
+    GenerationPlace { generation, index, members, size }
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn an_exchange_ends_when_a_member_goes_or_waits_for_the_next_generation() {
     assert_eq!(error, "member 1 waits for the next generation");
     assert_eq!(a.regroup(&[]).unwrap(), {
         let place = waiting.join().unwrap().unwrap();
-        Place { index: 0, ..place }
+        GenerationPlace { index: 0, ..place }
     });
 }
 
@@ -138,7 +138,7 @@ fn a_silent_member_is_left_out_and_joins_again_as_a_new_one() {
     let error = b.regroup(&[]).unwrap_err();
     assert!(matches!(error, RendezvousError::LeftOut { number: 1, .. }), "{error}");
     let port = list.port();
-    let back = Member::join(HERE, port, "secret", Some(1), "lr=1", LIMIT).unwrap_err();
+    let back = RunMember::join(HERE, port, "secret", Some(1), "lr=1", LIMIT).unwrap_err();
     assert!(back.to_string().contains("there is no member 1 any more"), "{back}");
     let waiting = regroup(&join(&list, None));
     until("the question", || a.is_asked());
@@ -167,7 +167,7 @@ fn members_beyond_an_allowed_size_are_spares_until_one_is_missed_or_all_have_fin
     c.leave();
     let error = spare.join().unwrap().unwrap_err();
     assert_eq!(error, RendezvousError::Finished { number: 3 });
-    let late = Member::join(HERE, list.port(), "secret", None, "lr=1", LIMIT).unwrap_err();
+    let late = RunMember::join(HERE, list.port(), "secret", None, "lr=1", LIMIT).unwrap_err();
     assert!(late.to_string().contains("the run has ended"), "{late}");
 }
 
@@ -212,7 +212,7 @@ fn who_does_not_belong_to_the_run_is_refused() {
     let (list, _events) = listen(terms(&[1, 2], 2));
     let port = list.port();
     let join_as = |secret, number, settings| {
-        let joined = Member::join(HERE, port, secret, number, settings, 10 * SHORT);
+        let joined = RunMember::join(HERE, port, secret, number, settings, 10 * SHORT);
         joined.unwrap_err().to_string()
     };
     let says = |error: String, part: &str| assert!(error.contains(part), "{error}");
@@ -222,7 +222,7 @@ fn who_does_not_belong_to_the_run_is_refused() {
     let a = join(&list, Some(0));
     says(join_as("secret", Some(0), "lr=1"), "already come as member 0");
     says(join_as("secret", None, "lr=1"), "the run is full: it has 2 of at most 2 ranks");
-    let nobody = Member::join(HERE, 1, "secret", None, "lr=1", SHORT).unwrap_err().to_string();
+    let nobody = RunMember::join(HERE, 1, "secret", None, "lr=1", SHORT).unwrap_err().to_string();
     says(nobody, "refused");
     let b = join(&list, Some(1));
     assert_eq!(regroup_all(&[&a, &b])[0].members, [0, 1]);

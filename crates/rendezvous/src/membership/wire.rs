@@ -11,7 +11,7 @@ use rustix::net::{RecvFlags, recv};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::Place;
+use super::GenerationPlace;
 use crate::RendezvousError;
 
 /// The longest message: the texts of all members.
@@ -37,7 +37,7 @@ pub(super) enum Notice {
     /// It belongs to the run, with this number.
     Welcome(u64),
     Refused(String),
-    Next(Place),
+    Next(GenerationPlace),
     /// The texts of all members, in rank order.
     Texts {
         generation: u64,

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use paceline_rendezvous::{Member, MemberEvent, Members, Place, RendezvousError, Terms};
+use paceline_rendezvous::{
+    GenerationPlace, MemberEvent, Members, RendezvousError, RunMember, Terms,
+};
 use paceline_trace::lock;
 use paceline_trace::runtime::{now, sleep};
 use paceline_trace::simulation::{ClusterFault, FaultOfHost, HostProgram, ProcessEnd, run};
@@ -32,7 +34,7 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Debug, Default, PartialEq)]
 struct Life {
     number: Option<u64>,
-    places: Vec<Place>,
+    places: Vec<GenerationPlace>,
     longest_wait: Duration,
     error: Option<RendezvousError>,
     /// Those of the list.
@@ -78,7 +80,7 @@ fn keep_list(seed: u64) -> Life {
 fn train(host: usize, number: Option<u64>, begin: Duration) -> Life {
     let mut life = Life::default();
     sleep(begin);
-    let joined = Member::join("10.0.0.1", 29_500, "secret", number, "steps=20", LIMIT);
+    let joined = RunMember::join("10.0.0.1", 29_500, "secret", number, "steps=20", LIMIT);
     match joined {
         Ok(member) => {
             life.number = Some(member.number());
@@ -89,7 +91,7 @@ fn train(host: usize, number: Option<u64>, begin: Duration) -> Life {
     life
 }
 
-fn steps(host: usize, member: &Member, life: &mut Life) -> Result<(), RendezvousError> {
+fn steps(host: usize, member: &RunMember, life: &mut Life) -> Result<(), RendezvousError> {
     let mut step = 0;
     let mut is_new = true;
     loop {
@@ -161,7 +163,7 @@ fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
             ProcessEnd::Returned(life, _) => life,
         };
         let fails = |how: &str| Err(format!("host {host} {how}: {life:?}; all: {ends:?}"));
-        for Place { generation, index, members, size, .. } in &life.places {
+        for GenerationPlace { generation, index, members, size, .. } in &life.places {
             if generations.entry(*generation).or_insert(members) != &members {
                 return fails("belongs to another generation than others");
             }

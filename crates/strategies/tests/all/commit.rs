@@ -9,7 +9,7 @@ use paceline_collectives::{Axis, Group, Mesh, MeshShape};
 use paceline_memory::{Category, Tensor};
 use paceline_model::{Batch, Optimizer, Owned, Precision, Storage};
 use paceline_strategies::{
-    Commit, Ddp, Interrupted, Left, LocalSgd, MicroBatch, NoSync, PeerShard, Replica,
+    Commit, Ddp, InterruptedStep, LeftTrainer, LocalSgd, MicroBatch, NoSync, PeerShard, Replica,
     ReplicaOptions, Stages, Stepped, TopK, schedule, train_step,
 };
 
@@ -54,7 +54,7 @@ fn of_copy(peer: Option<&PeerShard>, kind: &str) -> Contents {
 }
 
 /// The same of a rank that has left.
-fn all_kept(left: &Left) -> Contents {
+fn all_kept(left: &LeftTrainer) -> Contents {
     left.restore_buffers().unwrap();
     let mut all = contents("own", &left.valid, &left.storage, &left.optimizer);
     all.extend(of_copy(left.peer(), "peer"));
@@ -304,7 +304,7 @@ impl Case {
             let group = trainer.replica.group.clone();
             let mut left = trainer.leave();
             if is_completed && !is_ended {
-                let Interrupted { stepped, .. } = interrupted.unwrap();
+                let InterruptedStep { stepped, .. } = interrupted.unwrap();
                 assert!(stepped.is_updated && stepped.grad_norm > Some(0.05));
                 left.complete().unwrap();
                 assert!(left.interrupted().is_none());

@@ -14,7 +14,7 @@ use paceline_model::{
 };
 use paceline_strategies::{
     AccumulationOrder, BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp,
-    HalfPrecision, Left, LocalSgd, MicroBatch, NoSync, Replica, ReplicaOptions, Result,
+    HalfPrecision, LeftTrainer, LocalSgd, MicroBatch, NoSync, Replica, ReplicaOptions, Result,
     ShardAccumulation, ShardOptions, Sharded, SimpleDdp, SimpleDdpAsync, SimpleDdpGa,
     SimpleDdpHook, Stages, StepContext, StepLoss, Stepped, Strategy, SyncBlocks, TopK, Zero,
     ZeroStage,
@@ -365,7 +365,7 @@ impl DerefMut for Trainer {
 }
 
 impl Trainer {
-    pub fn leave(self) -> Left {
+    pub fn leave(self) -> LeftTrainer {
         self.trainer.leave()
     }
 

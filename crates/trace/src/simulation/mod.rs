@@ -12,12 +12,13 @@
 //! stay until the program ends, some tens of kilobytes for each.
 
 mod network;
+mod random;
 mod scheduler;
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-pub use scheduler::SplitMix;
+pub use random::SplitMix;
 pub(crate) use scheduler::current;
 
 /// A program of the cluster.

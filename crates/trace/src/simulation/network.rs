@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SocketFlags;
 
-use super::scheduler::SplitMix;
+use super::random::SplitMix;
 use crate::runtime::PassiveSocket;
 
 /// Bytes of one direction of a connection that are on their way. More wait in the sender's socket.
