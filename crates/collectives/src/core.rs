@@ -33,12 +33,12 @@ pub(crate) struct Core {
     /// The numbers of the ranks in the outermost group. Empty for the outermost group itself.
     members: Arc<[usize]>,
     operations: AtomicU32,
-    broken: Broken,
+    broken: Breakage,
 }
 
 /// Whether a group is broken.
 #[derive(Debug)]
-struct Broken {
+struct Breakage {
     /// The text of the first error, and the ranks that caused it.
     cause: Mutex<Option<(String, Vec<usize>)>>,
     /// Whether any group of this rank is broken.
@@ -63,7 +63,7 @@ impl Core {
             recorder,
             members,
             operations: AtomicU32::new(0),
-            broken: Broken { cause: Mutex::new(None), is_any: is_any_broken },
+            broken: Breakage { cause: Mutex::new(None), is_any: is_any_broken },
         }
     }
 

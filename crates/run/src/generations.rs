@@ -20,10 +20,11 @@ use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::spec::RunSpec;
+use paceline_strategies::Stepped;
 
 use crate::handover::Kept;
 use crate::resolve::{resolve, resolve_inputs};
-use crate::setup::{self, Host};
+use crate::setup::{self, Host, RankRun};
 use crate::training::{TrainedUntil, Training};
 
 /// Generations that may fail one after the other without a step.
@@ -225,8 +226,8 @@ impl ElasticRank<'_> {
             (*kept, *is_beginning) = (None, false);
             return Ok(TrainedUntil::Regroup);
         };
-        // Another rank 0 has others, which write the files of the run.
         if place.index == 0 && members.first().is_some_and(|of| *of != place.members[0]) {
+            // Those of another rank 0 write the files of the run.
             *listeners = None;
         }
         handed.has_listeners = listeners.is_some();
@@ -248,24 +249,33 @@ impl ElasticRank<'_> {
         }
         run.regroups.are_due = false;
         (*kept, *is_beginning) = (None, false);
-        if let Some(of_run) = listeners.take() {
-            of_rank.listeners = of_run;
-        }
+        of_rank.listeners = listeners.take().unwrap_or(of_rank.listeners);
         // It is measured once.
         *peak = peak.max(of_rank.first.peak_flops_per_s);
         of_rank.first.peak_flops_per_s = *peak;
-        if let Some(stepped) = completed {
-            of_rank.report_completed(run, &stepped)?;
-        }
         let before = std::mem::replace(members, place.members.clone());
-        if let Some(regrouped) = regrouped(&before, place, run) {
-            of_rank.listeners.tell(Event::Regrouped(&regrouped))?;
-        }
+        report(&mut of_rank, run, completed, (&before, place))?;
         let outcome = of_rank.train_to_end(stream, run, self.begin);
         let (trainer, of_run) = of_rank.leave();
         *kept = Some(Kept::new(trainer.leave()));
         *listeners = Some(of_run);
         outcome
+    }
+}
+
+/// Tells the listeners which step this rank has completed alone, and who is lost and has joined.
+fn report(
+    of_rank: &mut RankRun<'_>,
+    run: &mut Training,
+    completed: Option<Stepped>,
+    (before, place): (&[u64], &GenerationPlace),
+) -> Result<()> {
+    if let Some(stepped) = completed {
+        of_rank.report_completed(run, &stepped)?;
+    }
+    match regrouped(before, place, run) {
+        Some(regrouped) => of_rank.listeners.tell(Event::Regrouped(&regrouped)),
+        None => Ok(()),
     }
 }
 

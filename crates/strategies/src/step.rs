@@ -211,7 +211,7 @@ impl<'a> TrainStep<'a> {
         let left_out = self.hooks.end_backward(&self.units.readiness)?;
         self.pass(None, |cx| cx.close_roots())?;
         let deferred = match &mut self.hooks.launch {
-            PassLaunch::Graph(deferred) => std::mem::take(deferred),
+            PassLaunch::Graph(deferred) => deferred.drain(..).collect(),
             PassLaunch::ByWork | PassLaunch::GraphThatSends => Vec::new(),
         };
         Ok(Passed { left_out, deferred })

@@ -70,7 +70,7 @@ fn hosts_of_several_ranks_have_two_speeds() {
     // rail.
     let inside_ms = |bytes: f64| (1.5 * bytes + 3.0 * 88.0) / 1e8 + 3e-3;
     let headers_ms = 4.0 * 4.0 * 88.0 / 1e6;
-    let loss_ms = inside_ms(24.0) + headers_ms + 4.0 * 6.0 / 1e6 + 3.0;
+    let loss_ms = inside_ms(32.0) + headers_ms + 4.0 * 8.0 / 1e6 + 3.0;
     let (name, hybrid) = step_ms("");
     assert_eq!(name, "hybrid");
     close(hybrid, 100.0 + loss_ms + inside_ms(80e6) + 80.0 + headers_ms + 3.0);
@@ -78,10 +78,10 @@ fn hosts_of_several_ranks_have_two_speeds() {
     let (name, ring) = step_ms("--algorithm ring");
     assert_eq!(name, "ring");
     let headers_ms = 16.0 * 88.0 / 1e6;
-    close(ring, 100.0 + 2.0 * (headers_ms + 15.0) + 14.0 * (10.0 + 3e-6));
+    close(ring, 100.0 + 2.0 * (headers_ms + 15.0) + 14.0 * (10.0 + 4e-6));
     // Direct: 4 ranks of a host send a block to each of 4 others, twice.
     let (_, direct) = step_ms("--algorithm direct");
-    close(direct, 100.0 + 2.0 * (headers_ms + 3.0) + 2.0 * 16.0 * (10.0 + 3e-6));
+    close(direct, 100.0 + 2.0 * (headers_ms + 3.0) + 2.0 * 16.0 * (10.0 + 4e-6));
     assert_eq!(step_ms("--algorithm auto"), ("hybrid".into(), hybrid));
 }
 

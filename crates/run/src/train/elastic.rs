@@ -49,8 +49,7 @@ pub(super) fn check(start: &StartFlags, spec: &RunSpec) -> Result<()> {
 pub(super) fn join(start: &StartFlags, spec: &RunSpec) -> Result<Option<u8>> {
     let Some(server) = &start.join else { return Ok(None) };
     // All flags are checked before this process joins.
-    let (config, _) = generations::resolve_alone(spec)?;
-    check_config(&config)?;
+    generations::resolve_alone(spec)?;
     let Some(member) = launcher::join(start, &settings(spec))? else { return Ok(None) };
     let placement = Placement {
         place: paceline_rendezvous::Placement {

@@ -1,7 +1,6 @@
 //! The scheduler: which thread of the cluster runs, and what time it is.
 //!
-//! Exactly one thread runs. It gives its turn away where it waits, and sometimes where it need not. Among the threads that can run, the seed
-//! decides.
+//! Exactly one thread runs. It gives its turn away where it waits, and sometimes where it need not. The seed decides who runs next.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -82,7 +81,6 @@ pub(crate) struct SimulatedThread {
     cluster: Arc<Cluster>,
     id: usize,
 }
-
 thread_local! {
     static CURRENT: RefCell<Option<SimulatedThread>> = const { RefCell::new(None) };
 }
