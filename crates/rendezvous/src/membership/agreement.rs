@@ -252,7 +252,7 @@ impl Agreement {
         let (awaited, _) = self.awaited_and_ready();
         if !awaited.is_empty() {
             let is_first = self.last.number == 0;
-            let patience = if is_first { self.terms.limit } else { self.terms.evict_after / 100 };
+            let patience = if is_first { self.terms.limit } else { self.terms.evict_after };
             if self.since.is_none_or(|since| now < since + patience) {
                 return;
             }
