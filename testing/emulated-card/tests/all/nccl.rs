@@ -103,6 +103,9 @@ fn collectives(cuda: &Cuda, comm: usize, rank: usize, size: usize) -> String {
         assert_eq!(cuda.cuGraphLaunch(executable, stream), 0);
     }
     assert_eq!(cuda.download(z, 4, stream), [(size as f32).powi(3); 4]);
+    // A communicator ends after the graphs with its work.
+    assert_eq!(cuda.cuGraphExecDestroy(executable), 0);
+    assert_eq!(cuda.cuGraphDestroy(graph), 0);
 
     assert_eq!(cuda.ncclReduceScatter(x, y, n, F32, SUM, comm, stream), 0);
     let want: Vec<f32> = (rank * n..(rank + 1) * n).map(total).collect();
