@@ -210,8 +210,8 @@ impl<'a> TrainStep<'a> {
         self.hooks.is_last = true;
         let left_out = self.hooks.end_backward(&self.units.readiness)?;
         self.pass(None, |cx| cx.close_roots())?;
-        let deferred = match &mut self.hooks.launch {
-            PassLaunch::Graph(deferred) => deferred.drain(..).collect(),
+        let deferred = match &self.hooks.launch {
+            PassLaunch::Graph(deferred) => deferred.clone(),
             PassLaunch::ByWork | PassLaunch::GraphThatSends => Vec::new(),
         };
         Ok(Passed { left_out, deferred })
