@@ -1,7 +1,7 @@
 //! The memory of a rank before the run: the bytes of each category, by formula.
 //!
 //! Parameters, gradients, unsharded units and communication follow from the strategy's statement
-//! ([`Footprint`](paceline_strategies::Footprint)); the optimizer's state follows from what the rank owns; activations and scratch
+//! ([`Footprint`]); the optimizer's state follows from what the rank owns; activations and scratch
 //! memory come from a rehearsal of the step on the device without contents ([`Rehearsal`]); data follow from the loader. Nothing as
 //! large as the model is allocated.
 
