@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use paceline_collectives::{Axis, Fence, Group, Meeting, Member as RankOfGroup, MeshShape};
 use paceline_failure::{Failure, Result};
-use paceline_launch::environment::{self, Placement};
+use paceline_launch::environment::Placement;
 use paceline_launch::stop::{self, StopRequest};
 use paceline_observe::figures::event::{Event, Listeners, Regrouped};
 use paceline_rendezvous::{GenerationPlace, RendezvousError, RunMember};
@@ -43,13 +43,6 @@ struct BetweenGenerations {
     fence: Option<Fence>,
     /// Whether this rank knows that no step was made: it was there from the beginning, and has not begun.
     is_beginning: bool,
-}
-
-/// The address of the list of members, if the launcher has set one.
-pub(crate) fn server() -> Option<(String, u16)> {
-    let text = std::env::var(environment::MEMBERS).ok()?;
-    let (host, port) = text.rsplit_once(':')?;
-    Some((host.to_owned(), port.parse().ok()?))
 }
 
 /// The configuration of the fewest ranks that the model can have, for a process that joins.

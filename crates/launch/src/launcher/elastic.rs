@@ -91,7 +91,11 @@ pub fn join(flags: &StartFlags, settings: &str) -> Result<Option<RunMember>> {
 }
 
 /// Joins the run whose launcher has started this process, if its ranks come and go. Waits for the list of members at most `limit`.
-pub fn join_from_env(settings: &str, limit: Duration) -> Result<Option<RunMember>> {
+/// Also returns the host and port of the list.
+pub fn join_from_env(
+    settings: &str,
+    limit: Duration,
+) -> Result<Option<(RunMember, (String, u16))>> {
     let Ok(members) = std::env::var(MEMBERS) else { return Ok(None) };
     let wrong = |name: &str, value: &str| {
         Failure::Usage(format!(
@@ -105,7 +109,8 @@ pub fn join_from_env(settings: &str, limit: Duration) -> Result<Option<RunMember
         Ok(number) => Some(number.parse().map_err(|_| wrong(MEMBER, &number))?),
         Err(_) => None,
     };
-    Ok(Some(RunMember::join(host, port, &read_secret()?, number, settings, limit)?))
+    let member = RunMember::join(host, port, &read_secret()?, number, settings, limit)?;
+    Ok(Some((member, (host.to_owned(), port))))
 }
 
 /// The ranks of this host in such a run.

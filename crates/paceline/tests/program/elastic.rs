@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// that its process, its generation and the numbers of all members.
 #[test]
 fn as_a_rank() {
-    let Some(member) = join_from_env("", LIMIT).unwrap() else {
+    let Some((member, _)) = join_from_env("", LIMIT).unwrap() else {
         return println!("not started as a rank, so there is nothing to test");
     };
     let file = format!("member-{}", member.number());

@@ -52,6 +52,9 @@ enum RunPhase {
     Over(End),
 }
 
+/// The longest settings in words.
+const MAX_SETTINGS_BYTES: usize = 64 << 10;
+
 #[derive(Debug)]
 pub(super) struct Agreement {
     terms: Terms,
@@ -111,6 +114,9 @@ impl Agreement {
             RunPhase::Going => {}
             RunPhase::Finishing => return Err("the run is about to end".into()),
             RunPhase::Over(_) => return Err("the run has ended".into()),
+        }
+        if settings.len() > MAX_SETTINGS_BYTES {
+            return Err(format!("its settings are longer than {MAX_SETTINGS_BYTES} bytes"));
         }
         let own = &self.terms.settings;
         if settings != own {

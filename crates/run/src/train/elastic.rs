@@ -74,9 +74,8 @@ pub(super) fn train_member(spec: &RunSpec, placement: Option<&Placement>) -> Res
     let Some(placement) = placement.filter(|placement| placement.is_of_train()) else {
         return Ok(None);
     };
-    let Some(server) = generations::server() else { return Ok(None) };
-    let member = launcher::join_from_env(&settings(spec), JOIN_LIMIT)?;
-    let Some(member) = member else { return Ok(None) };
+    let joined = launcher::join_from_env(&settings(spec), JOIN_LIMIT)?;
+    let Some((member, server)) = joined else { return Ok(None) };
     generations::train(spec, placement, member, server).map(|()| Some(0))
 }
 
