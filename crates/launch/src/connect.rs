@@ -62,7 +62,7 @@ pub fn connect(
         TransportName::Mpi => return usage(crate::comm::WITHOUT_MPI),
     };
     stop::listen(Some(group.dumper()), request)?;
-    end_when_panicking(group.dumper());
+    end_when_panicking(Some(group.dumper()));
     Ok(group)
 }
 
@@ -86,20 +86,23 @@ fn host_address(comm: &CommConfig, rendezvous: &Rendezvous, place: &Placement) -
     })
 }
 
-/// Makes a rank end at once when any of its threads panics, so that others do not wait until their time limit.
-fn end_when_panicking(dumper: Dumper) {
+/// Makes a rank end at once when any of its threads panics, so that others do not wait until their time limit. Before that, `dumper`
+/// writes its last operations.
+pub fn end_when_panicking(dumper: Option<Dumper>) {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);
-        let (cause, dumper) = (panic.to_string(), dumper.clone());
-        let (sender, written) = channel();
-        let dump = move || {
-            dumper.dump(&cause);
-            sender.send(())
-        };
-        // If no thread can be started, the rank ends without its last words.
-        let _ = paceline_trace::thread_builder("last words").spawn(dump);
-        let _ = written.recv_timeout(LAST_WORDS);
+        if let Some(dumper) = dumper.clone() {
+            let cause = panic.to_string();
+            let (sender, written) = channel();
+            let dump = move || {
+                dumper.dump(&cause);
+                sender.send(())
+            };
+            // If no thread can be started, the rank ends without its last words.
+            let _ = paceline_trace::thread_builder("last words").spawn(dump);
+            let _ = written.recv_timeout(LAST_WORDS);
+        }
         std::process::exit(EXIT_PANICKED);
     }));
 }

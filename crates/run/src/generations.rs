@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use paceline_collectives::{Axis, Fence, Group, Meeting, Member as RankOfGroup, MeshShape};
 use paceline_failure::{Failure, Result};
+use paceline_launch::connect::end_when_panicking;
 use paceline_launch::environment::Placement;
 use paceline_launch::stop::{self, StopRequest};
 use paceline_observe::figures::event::{Event, Listeners, Regrouped};
@@ -65,6 +66,7 @@ pub(crate) fn train(
     let folder = placement.run_folder.clone().filter(|folder| !folder.as_os_str().is_empty());
     let stop = StopRequest::default();
     stop::listen(None, Some(stop.clone()))?;
+    end_when_panicking(None);
     let host = Host {
         stop,
         is_launched: true,
@@ -97,6 +99,10 @@ pub(crate) fn train(
             Ok(TrainedUntil::Regroup) => Vec::new(),
             Err(LostGeneration { failure, is_of_others }) => {
                 failed = if rank.steps() > steps { 0 } else { failed + 1 };
+                if let Failure::Stopped { .. } = failure {
+                    // Spares need not wait.
+                    rank.member().leave();
+                }
                 missed_members(failure, is_of_others && failed < MAX_FAILED)?
             }
         };

@@ -30,6 +30,8 @@ pub(crate) struct Kept {
     left: LeftTrainer,
     /// The step that it may have to complete.
     interrupted: Option<InterruptedStep>,
+    /// That step, once this rank has completed it alone.
+    completed: Option<Stepped>,
 }
 
 /// Where a rank stands, for the others.
@@ -83,7 +85,7 @@ type Held = (Range<usize>, usize);
 impl Kept {
     pub(crate) fn new(left: LeftTrainer) -> Self {
         let interrupted = left.interrupted();
-        Self { left, interrupted }
+        Self { left, interrupted, completed: None }
     }
 
     /// Makes `run` and this state those of the last step that all ranks of the old generation can reach. Collective among `all`;
@@ -121,8 +123,9 @@ impl Kept {
                 kept.left.complete()?;
                 let num_batches = batches_of_step(config, &run.progress);
                 run.advance(config, num_batches, step.stepped.loss.samples, &step.stepped);
-                handed.completed = Some(step.stepped);
+                kept.completed = Some(step.stepped);
             }
+            handed.completed = kept.completed;
             kept.interrupted = None;
             kept.left.restore_buffers()?;
             handed.pieces = pieces_of(&kept.left)?;

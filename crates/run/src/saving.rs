@@ -31,6 +31,8 @@ pub struct Saving {
     folder: Option<Folder>,
     /// The ranges of each rank of the group, from the first save on. A pipeline stage is divided among its own ranks.
     owned: Vec<Ranges>,
+    /// The steps of the checkpoint from which this run goes on.
+    followed: Option<u64>,
     /// Whether all ranks have begun a save without agreeing on its outcome.
     is_under_way: bool,
     has_warned: bool,
@@ -81,7 +83,8 @@ impl Saving {
         let settings = SaveSettings { keep, budget_bytes, limit: SAVE_LIMIT };
         let (rank, world_size) = (world.rank(), world.world_size());
         let saver = Saver::new(disk.clone(), path, settings, id, rank, world_size);
-        Ok(Self { saver, folder, owned: Vec::new(), is_under_way: false, has_warned: false })
+        let (owned, followed) = (Vec::new(), None);
+        Ok(Self { saver, folder, owned, followed, is_under_way: false, has_warned: false })
     }
 
     /// Goes on from this checkpoint in the folder, which becomes the latest. Collective.
@@ -89,6 +92,7 @@ impl Saving {
         together(world, "use the folder of --save", SAVE_LIMIT, || {
             self.folder.as_ref().map_or(Ok(()), |folder| folder.go_back(previous.steps))
         })?;
+        self.followed = Some(previous.steps);
         self.saver.follow(previous);
         Ok(())
     }
@@ -110,6 +114,10 @@ impl Saving {
     ) -> Result<()> {
         let Trainer { replica, optimizer, strategy, .. } = trainer;
         let Replica { world, group, model, mesh, compute, .. } = replica;
+        if self.followed == Some(progress.steps) {
+            // It was complete before ranks were lost that had not got so far.
+            return Ok(());
+        }
         self.finish(world)?;
         if self.owned.is_empty() {
             // Another rank writes its copy of these.

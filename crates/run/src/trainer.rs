@@ -164,12 +164,13 @@ impl RankRun<'_> {
             return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
         };
         self.trainer.track.mark_end();
+        // At once, since the weights are those after the step: no failure of others may come between.
+        run.advance(config, num_batches, outcome.samples, &outcome.stepped);
         if let Some(ranks) = watch::passes(&mut self.trainer, outcome.stepped.grad_norm)? {
             self.listeners.tell(Event::Passes(steps, &ranks))?;
         }
         step::stop_if_not_finite(&self.trainer, steps, lr, &outcome.stepped)?;
 
-        run.advance(config, num_batches, outcome.samples, &outcome.stepped);
         let (loss, is_over) = (&outcome.stepped.loss, self.is_over(&run.progress));
         let has_ended = run.after.is_some_and(|after| after.ended.is_some());
         // After the last step there is nothing left to stop.
