@@ -13,18 +13,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from common import ROOT, arguments_for, provenance, write
 
-# Packages and their programs of tests: the tests of a cluster are in files named cluster or cluster_tests.
-PROGRAMS = (
-    ("paceline-rendezvous", "--lib"),
-    ("paceline-rendezvous", "--test=cluster"),
-    ("paceline-collectives", "--test=cluster"),
-    ("paceline-collectives", "--lib"),
-    ("paceline-checkpoint", "--test=cluster"),
-    ("paceline-launch", "--lib"),
-)
+# The packages whose tests explore schedules, in modules or files named cluster or cluster_tests.
+PACKAGES = ("rendezvous", "collectives", "checkpoint", "launch")
 # A process of this many schedules stays below the usual limits of threads and descriptors.
 SEEDS_OF_PROCESS = 50
 LIMIT_S = 1800
@@ -41,13 +35,12 @@ def main() -> None:
     first, end = map(int, seeds.groups())
     chunks = [(at, min(at + SEEDS_OF_PROCESS, end)) for at in range(first, end, SEEDS_OF_PROCESS)]
     records = []
-    programs = [(built(*of), of[1]) for of in PROGRAMS]
-    for program, test in [(of, test) for of, kind in programs for test in tests_of(of, kind)]:
+    for program, test in [(of, test) for of in built() for test in tests_of(of)]:
         begin = time.monotonic()
         failures = []
         with ThreadPoolExecutor(args.jobs) as pool:
-            for run in [pool.submit(failure, program, test, *chunk) for chunk in chunks]:
-                failures += [text] if (text := run.result()) else []
+            for run in [pool.submit(failures_of, program, test, *chunk) for chunk in chunks]:
+                failures += run.result()
                 if args.first and failures:
                     pool.shutdown(cancel_futures=True)
                     break
@@ -60,34 +53,44 @@ def main() -> None:
         sys.exit("some schedules fail")
 
 
-def built(package: str, kind: str) -> str:
-    """The program of a package's tests of this kind."""
-    command = ["cargo", "test", "--locked", "-p", package, kind, "--no-run", "--message-format", "json"]
+def built() -> list[str]:
+    """The programs of these packages' tests."""
+    command = ["cargo", "test", "--locked", "--workspace", "--lib", "--test", "cluster", "--no-run", "--message-format", "json"]
     output = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return next(of["executable"] for line in output.splitlines() if (of := json.loads(line)).get("executable"))
+    programs = [of for line in output.splitlines() if (of := json.loads(line)).get("executable")]
+    is_of = lambda of: Path(of["manifest_path"]).parent.name in PACKAGES  # noqa: E731
+    return [of["executable"] for of in programs if is_of(of)]
 
 
-def tests_of(program: str, kind: str) -> list[str]:
-    """The tests that explore schedules."""
+def tests_of(program: str) -> list[str]:
+    """The tests that explore schedules: those that refuse a wrong range of seeds."""
     output = subprocess.run([program, "--list"], check=True, stdout=subprocess.PIPE, text=True).stdout
     tests = [line.removesuffix(": test") for line in output.splitlines() if line.endswith(": test")]
-    if kind == "--lib":
-        return [test for test in tests if "::cluster_tests::" in test]
-    return [test for test in tests if "a_seed" not in test]
+    return [test for test in tests if "cluster" in Path(program).name + test and failure(program, test, "none")]
 
 
-def failure(program: str, test: str, first: int, end: int) -> str | None:
+def failures_of(program: str, test: str, first: int, end: int) -> list[str]:
+    """Why schedules of these seeds fail."""
+    failures: list[str] = []
+    while first < end and (text := failure(program, test, f"{first}..{end}")):
+        failures.append(text)
+        seed = re.search(r"SEEDS=(\d+)", text)
+        first = int(seed[1]) + 1 if seed else end
+    return failures
+
+
+def failure(program: str, test: str, seeds: str) -> str | None:
     """Why the first schedule of these seeds fails that does."""
     command = [program, "--exact", test]
-    environment = {**os.environ, "PACELINE_SEEDS": f"{first}..{end}"}
+    environment = {**os.environ, "PACELINE_SEEDS": seeds}
     try:
         ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
-        return f"seeds {first}..{end} take more than {LIMIT_S} s"
+        return f"seeds {seeds} take more than {LIMIT_S} s"
     if ended.returncode == 0:
         return None
     said = [line for line in ended.stdout.splitlines() if "fails with" in line]
-    return said[0] if said else f"seeds {first}..{end}: exit code {ended.returncode}: " + " | ".join(ended.stdout.splitlines()[-3:])
+    return said[0] if said else f"seeds {seeds}: exit code {ended.returncode}: " + " | ".join(ended.stdout.splitlines()[-3:])
 
 
 if __name__ == "__main__":

@@ -89,7 +89,11 @@ impl PyGroup {
             };
             let options =
                 |local| GroupOptions { timeout, ..GroupOptions::for_ranks_of(local, threads) };
-            Group::from_store(member, Meeting { exchange: &mut exchange, server }, options)
+            Group::from_store(
+                member,
+                Meeting { exchange: &mut exchange, server, over: None },
+                options,
+            )
         });
         // An error of the store says more than ours.
         let (group, mailbox, heap) =

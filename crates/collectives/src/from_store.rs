@@ -3,6 +3,9 @@
 //! Input: a rank's number, and a function by which all ranks exchange texts. Output: a group, and a mailbox for messages. The
 //! ranks choose the transport themselves. This module does not know what the store is.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
 use paceline_rendezvous::{HostRoute, PeerAddress, PeerListener, Rendezvous, RunKey, SocketKind};
 use rustix::process::{Resource, geteuid, getrlimit};
 use serde::{Deserialize, Serialize};
@@ -32,6 +35,8 @@ pub struct Meeting<'a> {
     pub exchange: Exchange<'a>,
     /// The host and port of a server that all ranks reach. The way there shows the address of this host.
     pub server: Option<(String, u16)>,
+    /// Once it is set, the ranks that have come wait for the others no longer.
+    pub over: Option<Arc<AtomicBool>>,
 }
 
 /// The text that each rank shows to all others.
@@ -127,7 +132,7 @@ impl Group {
             _ => Connect::Tcp(&address),
         };
         let key = RunKey::of_secret(&arrivals[0].secret);
-        let listener = PeerListener::bind(&key, by.host(), rank, world)?;
+        let listener = PeerListener::bind(&key, by.host(), rank, world)?.unless(meeting.over);
         let addresses: Vec<PeerAddress> =
             exchange(&mut meeting.exchange, "address", listener.address(), world)
                 .map_err(failed)?;
@@ -255,7 +260,7 @@ mod tests {
                     let member = Member { rank: number, world_size: world, names: names.into() };
                     let mut exchange =
                         |name: &str, own| Ok(shelf.exchange(name, own, number, world));
-                    let meeting = Meeting { exchange: &mut exchange, server: None };
+                    let meeting = Meeting { exchange: &mut exchange, server: None, over: None };
                     let options = |local| GroupOptions {
                         timeout: Duration::from_secs(20),
                         ..GroupOptions::for_local_ranks(local)
@@ -405,7 +410,7 @@ mod tests {
         let refusal = |answer: &dyn Fn(String) -> Vec<String>| {
             let member = Member { rank: 1, world_size: 2, names: Vec::new() };
             let mut exchange = |_: &str, own: String| Ok(answer(own));
-            let meeting = Meeting { exchange: &mut exchange, server: None };
+            let meeting = Meeting { exchange: &mut exchange, server: None, over: None };
             Group::from_store(member, meeting, GroupOptions::for_local_ranks)
                 .unwrap_err()
                 .to_string()

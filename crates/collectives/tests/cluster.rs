@@ -282,7 +282,7 @@ fn form(rank: usize, seed: u64) -> Result<(), CollectiveError> {
         all
     };
     let member = Member { rank, world_size: WORLD, names: Vec::new() };
-    let meeting = Meeting { exchange: &mut exchange, server: None };
+    let meeting = Meeting { exchange: &mut exchange, server: None, over: None };
     let options = |local| GroupOptions {
         timeout: LIMIT,
         spin: Duration::from_micros(5),

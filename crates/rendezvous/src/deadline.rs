@@ -5,6 +5,8 @@
 //! that, the process was suspended, and the deadline moves by that time.
 
 use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use paceline_trace::awake;
@@ -22,13 +24,20 @@ pub(crate) struct Deadline {
     end: Cell<Instant>,
     /// The last reading of the clock.
     seen: Cell<Instant>,
+    /// Ends the limit early once it is set.
+    over: Option<Arc<AtomicBool>>,
 }
 
 impl Deadline {
     /// The end of a time limit that begins now. Limits longer than [`MAX_LIMIT`] are shortened to it.
     pub(crate) fn after(limit: Duration) -> Self {
         let seen = now();
-        Self { end: Cell::new(seen + limit.min(MAX_LIMIT)), seen: Cell::new(seen) }
+        Self { end: Cell::new(seen + limit.min(MAX_LIMIT)), seen: Cell::new(seen), over: None }
+    }
+
+    /// This limit, which also ends once `over` is set.
+    pub(crate) fn unless(self, over: Option<Arc<AtomicBool>>) -> Self {
+        Self { over, ..self }
     }
 
     /// Reads the clock after a wait of at most so long, and moves the deadline by a suspension.
@@ -41,7 +50,8 @@ impl Deadline {
 
     pub(crate) fn left(&self) -> Duration {
         let now = self.advance(LONGEST_SLEEP);
-        self.end.get().saturating_duration_since(now)
+        let is_over = self.over.as_ref().is_some_and(|over| over.load(Ordering::Relaxed));
+        if is_over { Duration::ZERO } else { self.end.get().saturating_duration_since(now) }
     }
 
     pub(crate) fn has_passed(&self) -> bool {
@@ -74,7 +84,7 @@ impl Deadline {
 
     /// Lets `wait` wait with a limit of its own. A suspension that this notices moves the deadline too.
     pub(crate) fn beside<T>(&self, limit: Duration, wait: impl FnOnce(&Self) -> T) -> T {
-        let inner = Self::after(limit);
+        let inner = Self::after(limit).unless(self.over.clone());
         let end = inner.end.get();
         let outcome = wait(&inner);
         self.seen.set(inner.advance(LONGEST_SLEEP));
@@ -133,6 +143,18 @@ mod tests {
         let moved = deadline.end.get() - before;
         assert!(moved >= suspended - LONGEST_SLEEP, "moved by {moved:?}");
         deadline.within(Duration::ZERO, |inner| assert!(inner.has_passed()));
+    }
+
+    #[test]
+    fn a_limit_ends_early_once_its_wait_is_over_for_all() {
+        let over = Arc::new(AtomicBool::new(false));
+        let deadline = Deadline::after(Duration::from_secs(3600)).unless(Some(over.clone()));
+        assert!(!deadline.has_passed());
+        deadline.within(Duration::from_secs(60), |inner| {
+            over.store(true, Ordering::Relaxed);
+            assert!(inner.has_passed());
+        });
+        assert!(deadline.clone().has_passed());
     }
 
     #[test]

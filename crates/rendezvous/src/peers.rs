@@ -5,6 +5,8 @@
 //! This module does not know what the connections are used for.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
@@ -43,6 +45,8 @@ pub struct PeerListener {
     address: PeerAddress,
     /// The key of the attempt.
     key: RunKey,
+    /// Nobody waits for others any more once it is set.
+    over: Option<Arc<AtomicBool>>,
 }
 
 /// The kind of sockets by which ranks connect.
@@ -78,7 +82,12 @@ impl PeerListener {
             }
             None => None,
         };
-        Ok(Self { local, tcp, address, key: key.clone() })
+        Ok(Self { local, tcp, address, key: key.clone(), over: None })
+    }
+
+    /// This listener, which waits for nobody any more once `over` is set: a rank has gone that would never come.
+    pub fn unless(self, over: Option<Arc<AtomicBool>>) -> Self {
+        Self { over, ..self }
     }
 
     /// The key of the attempt.
@@ -104,7 +113,7 @@ impl PeerListener {
         limit: Duration,
         farewell: impl Fn(&[OwnedFd; N], &[usize]),
     ) -> Result<Vec<Option<[OwnedFd; N]>>, RendezvousError> {
-        let deadline = Deadline::after(limit);
+        let deadline = Deadline::after(limit).unless(self.over.clone());
         let world_size = addresses.len();
         let (lower, higher): (Vec<usize>, Vec<usize>) =
             peers.iter().partition(|&&peer| peer < rank);

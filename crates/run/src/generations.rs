@@ -16,12 +16,12 @@ use paceline_launch::connect::end_when_panicking;
 use paceline_launch::environment::Placement;
 use paceline_launch::stop::{self, StopRequest};
 use paceline_observe::figures::event::{Event, Listeners, Regrouped};
+use paceline_observe::views::jsonl::last_step;
 use paceline_rendezvous::{GenerationPlace, RendezvousError, RunMember};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::spec::RunSpec;
-use paceline_strategies::Stepped;
 
 use crate::handover::Kept;
 use crate::resolve::{resolve, resolve_inputs};
@@ -99,9 +99,13 @@ pub(crate) fn train(
             Ok(TrainedUntil::Regroup) => Vec::new(),
             Err(LostGeneration { failure, is_of_others }) => {
                 failed = if rank.steps() > steps { 0 } else { failed + 1 };
-                if let Failure::Stopped { .. } = failure {
+                match &failure {
                     // Spares need not wait.
-                    rank.member().leave();
+                    Failure::Stopped { .. } => rank.member().leave(),
+                    Failure::NotFinite { step, .. } => {
+                        rank.member().give_up(&format!("step {step} is not finite"));
+                    }
+                    _ => {}
                 }
                 missed_members(failure, is_of_others && failed < MAX_FAILED)?
             }
@@ -177,7 +181,11 @@ impl ElasticRank<'_> {
     ) -> paceline_collectives::Result<Group> {
         let member = self.member().clone();
         let mut exchange = |name: &str, text| member.exchange(name, text);
-        let meeting = Meeting { exchange: &mut exchange, server: Some(self.server.clone()) };
+        let meeting = Meeting {
+            exchange: &mut exchange,
+            server: Some(self.server.clone()),
+            over: Some(member.is_broken()),
+        };
         let rank = RankOfGroup {
             rank: place.index,
             world_size: place.members.len(),
@@ -225,12 +233,12 @@ impl ElasticRank<'_> {
             (*kept, *is_beginning) = (None, false);
             return Ok(TrainedUntil::Regroup);
         };
-        if place.index == 0 && members.first().is_some_and(|of| *of != place.members[0]) {
-            // Those of another rank 0 write the files of the run.
+        if place.index == 0 && members.first() != Some(&place.members[0]) {
+            // Those of another rank 0 have written the files of the run.
             *listeners = None;
+            run.regroups.reported = self.folder.as_deref().map_or(0, last_step);
         }
         handed.has_listeners = listeners.is_some();
-        let completed = handed.completed.filter(|_| handed.has_listeners);
         let placements = setup::compare(config, &data, &world, self.host.local_rank)?;
         let folder = self.folder.clone();
         let (mut of_rank, stream, progress) = setup::begin(
@@ -244,7 +252,7 @@ impl ElasticRank<'_> {
         )?;
         if run.progress != progress {
             // The state was lost, and this is that of a checkpoint, or of the beginning.
-            (run.progress, run.after) = (progress, None);
+            (run.progress, run.after, run.regroups.stepped) = (progress, None, None);
         }
         run.regroups.are_due = false;
         (*kept, *is_beginning) = (None, false);
@@ -253,7 +261,7 @@ impl ElasticRank<'_> {
         *peak = peak.max(of_rank.first.peak_flops_per_s);
         of_rank.first.peak_flops_per_s = *peak;
         let before = std::mem::replace(members, place.members.clone());
-        report(&mut of_rank, run, completed, (&before, place))?;
+        report(&mut of_rank, run, &before, place)?;
         let outcome = of_rank.train_to_end(stream, run, self.begin);
         let (trainer, of_run) = of_rank.leave();
         *kept = Some(Kept::new(trainer.leave()));
@@ -262,16 +270,14 @@ impl ElasticRank<'_> {
     }
 }
 
-/// Tells the listeners which step this rank has completed alone, and who is lost and has joined.
+/// Tells the listeners of the last step, if they do not know it, and who is lost and has joined.
 fn report(
     of_rank: &mut RankRun<'_>,
     run: &mut Training,
-    completed: Option<Stepped>,
-    (before, place): (&[u64], &GenerationPlace),
+    before: &[u64],
+    place: &GenerationPlace,
 ) -> Result<()> {
-    if let Some(stepped) = completed {
-        of_rank.report_completed(run, &stepped)?;
-    }
+    of_rank.report_completed(run)?;
     match regrouped(before, place, run) {
         Some(regrouped) => of_rank.listeners.tell(Event::Regrouped(&regrouped)),
         None => Ok(()),

@@ -18,6 +18,7 @@ use paceline_collectives::Group;
 use paceline_failure::{Failure, Result};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{Optimizer, Storage};
+use paceline_rendezvous::RunMember;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::{InterruptedStep, LeftTrainer, PeerShard, Replica, Stepped};
 use serde::{Deserialize, Serialize};
@@ -30,8 +31,6 @@ pub(crate) struct Kept {
     left: LeftTrainer,
     /// The step that it may have to complete.
     interrupted: Option<InterruptedStep>,
-    /// That step, once this rank has completed it alone.
-    completed: Option<Stepped>,
 }
 
 /// Where a rank stands, for the others.
@@ -39,6 +38,7 @@ pub(crate) struct Kept {
 struct RankStanding {
     progress: Progress,
     after: Option<AfterStep>,
+    stepped: Option<Stepped>,
     optimizer_steps: u64,
     /// The steps of this run so far.
     num_steps: u64,
@@ -57,8 +57,6 @@ pub(crate) struct HandedOver<'h> {
     standing: Option<(Progress, u64)>,
     /// Whether no step was made yet.
     is_beginning: bool,
-    /// The step that this rank has completed alone.
-    pub(crate) completed: Option<Stepped>,
     pieces: Vec<Piece>,
     /// Whether this rank has listeners from an earlier generation.
     pub(crate) has_listeners: bool,
@@ -85,7 +83,18 @@ type Held = (Range<usize>, usize);
 impl Kept {
     pub(crate) fn new(left: LeftTrainer) -> Self {
         let interrupted = left.interrupted();
-        Self { left, interrupted, completed: None }
+        Self { left, interrupted }
+    }
+
+    fn standing(&self, run: &Training) -> RankStanding {
+        RankStanding {
+            progress: run.progress,
+            after: run.after,
+            stepped: run.regroups.stepped,
+            optimizer_steps: self.left.optimizer.steps(),
+            num_steps: run.num_steps,
+            has_passed: self.interrupted.is_some_and(|step| step.has_passed),
+        }
     }
 
     /// Makes `run` and this state those of the last step that all ranks of the old generation can reach. Collective among `all`;
@@ -96,19 +105,12 @@ impl Kept {
         config: &TrainConfig,
         all: &'h Group,
     ) -> Result<HandedOver<'h>> {
-        let own = kept.as_ref().map(|of| RankStanding {
-            progress: run.progress,
-            after: run.after,
-            optimizer_steps: of.left.optimizer.steps(),
-            num_steps: run.num_steps,
-            has_passed: of.interrupted.is_some_and(|step| step.has_passed),
-        });
+        let own = kept.as_ref().map(|kept| kept.standing(run));
         let said: Vec<Said> = all.all_gather_object(&(own, is_beginning))?;
         let mut handed = HandedOver {
             all,
             standing: None,
             is_beginning: said.iter().any(|(_, is_beginning)| *is_beginning),
-            completed: None,
             pieces: Vec::new(),
             has_listeners: false,
         };
@@ -123,25 +125,18 @@ impl Kept {
                 kept.left.complete()?;
                 let num_batches = batches_of_step(config, &run.progress);
                 run.advance(config, num_batches, step.stepped.loss.samples, &step.stepped);
-                kept.completed = Some(step.stepped);
             }
-            handed.completed = kept.completed;
             kept.interrupted = None;
             kept.left.restore_buffers()?;
             handed.pieces = pieces_of(&kept.left)?;
-            own = Some(RankStanding {
-                progress: run.progress,
-                after: run.after,
-                optimizer_steps: kept.left.optimizer.steps(),
-                num_steps: run.num_steps,
-                has_passed: false,
-            });
+            own = Some(kept.standing(run));
         }
         // An evaluation or a save that one rank has not finished is made again by all.
         let standings: Vec<RankStanding> =
             all.all_gather_object(&own)?.into_iter().flatten().collect();
         let first = standings.iter().find(|of| of.after.is_some()).unwrap_or(&standings[0]);
         (run.progress, run.after, run.num_steps) = (first.progress, first.after, first.num_steps);
+        run.regroups.stepped = first.stepped;
         handed.standing = Some((first.progress, first.optimizer_steps));
         Ok(handed)
     }
@@ -172,15 +167,17 @@ fn behind(run: &Training, reached: u64) -> Failure {
 
 impl HandedOver<'_> {
     /// Gives this rank's state to the others, and takes what `replica` needs. `None` if no rank has some of it: then the run begins at its
-    /// last checkpoint. Collective among the ranks of both generations.
+    /// last checkpoint, or `member` tells the others that nobody can go on. Collective among the ranks of both generations.
     pub(crate) fn take_over(
         &self,
         config: &TrainConfig,
         replica: &Replica,
         optimizer: &mut Optimizer,
+        member: Option<&RunMember>,
     ) -> Result<Option<Begin>> {
+        let lost = || lost(config, replica, member).map(|()| None);
         let Some((progress, steps)) = self.standing else {
-            return if self.is_beginning { Ok(None) } else { lost(config, replica).map(|()| None) };
+            return if self.is_beginning { Ok(None) } else { lost() };
         };
         let storage = &replica.storage;
         let values = storage.values().ranges().to_vec();
@@ -188,7 +185,7 @@ impl HandedOver<'_> {
         let mut wanted = pieces::of_ranges("", &held, storage, optimizer)?;
         wanted.extend(buffers_of(storage)?);
         if !self.exchange(&wanted)? {
-            return lost(config, replica).map(|()| None);
+            return lost();
         }
         optimizer.resume_after(steps);
         let save = config.checkpoints.save.as_deref();
@@ -292,11 +289,14 @@ fn newest(save: &Path) -> Option<Previous> {
 }
 
 /// Fails unless the run can go on from a checkpoint.
-fn lost(config: &TrainConfig, replica: &Replica) -> Result<()> {
+fn lost(config: &TrainConfig, replica: &Replica, member: Option<&RunMember>) -> Result<()> {
     if config.checkpoints.save.is_some() {
         return Ok(());
     }
     let problem = "nobody who is left has the whole state of the run";
+    if let (0, Some(member)) = (replica.world.rank(), member) {
+        member.give_up(problem);
+    }
     Err(match replica.world.rank() {
         0 => Failure::Run(format!(
             "{problem}; pass --replicate-shards 2, so that another rank has a copy of each shard, or --save DIR, so that training goes on \

@@ -286,7 +286,7 @@ fn build<'a>(
     }
     let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
     let inherited = match &handed {
-        Some(handed) => handed.take_over(config, &replica, &mut optimizer)?,
+        Some(handed) => handed.take_over(config, &replica, &mut optimizer, member.as_deref())?,
         None => None,
     };
     let Begin { mut progress, previous } = match inherited {

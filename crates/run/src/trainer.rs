@@ -224,21 +224,29 @@ impl RankRun<'_> {
             group: &replica.world,
             compute: &replica.compute,
             digests: digests.as_deref(),
-        }))
+        }))?;
+        run.regroups.reported = run.progress.steps;
+        Ok(())
     }
 
-    /// Reports a step that this rank has completed alone, after others were lost: it has taken until now.
-    pub(crate) fn report_completed(&mut self, run: &Training, stepped: &Stepped) -> Result<()> {
-        let &Stepped { ref loss, grad_norm, .. } = stepped;
-        let (epoch, ended) = run.after.map_or((0, false), |of| (of.epoch, of.ended.is_some()));
-        let batches = if ended { self.config.steps_per_epoch } else { run.progress.position.batch };
+    /// Reports the last step if the listeners do not know it: this rank has completed it alone after others were lost, or rank 0
+    /// was lost before it wrote of it. It has taken until now.
+    pub(crate) fn report_completed(&mut self, run: &mut Training) -> Result<()> {
+        let Some(Stepped { loss, grad_norm, .. }) = &run.regroups.stepped else { return Ok(()) };
+        if run.regroups.reported + 1 != run.progress.steps {
+            return Ok(());
+        }
+        let batches = match run.progress.position.batch {
+            0 => self.config.steps_per_epoch,
+            batch => batch,
+        };
         let has_classes = self.has_classes();
         let whole = Span { start_ns: run.regroups.asked_ns, end_ns: now_ns() };
         let Trainer { replica, track, .. } = &self.trainer;
         self.listeners.tell(Event::Step(&StepDone {
             number: run.num_steps - 1,
             steps: run.progress.steps,
-            epoch,
+            epoch: run.progress.last_epoch(),
             batches,
             loss,
             has_classes,
@@ -254,7 +262,9 @@ impl RankRun<'_> {
             group: &replica.world,
             compute: &replica.compute,
             digests: None,
-        }))
+        }))?;
+        run.regroups.reported = run.progress.steps;
+        Ok(())
     }
 
     /// Evaluates, makes a text and saves after a step, each if it is due.

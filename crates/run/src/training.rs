@@ -10,6 +10,7 @@ use paceline_observe::record::meter::Meter;
 use paceline_observe::record::steps::StepLog;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::Stepped;
+use paceline_trace::now_ns;
 use serde::{Deserialize, Serialize};
 
 /// How far the run has come on this rank.
@@ -48,6 +49,10 @@ pub(crate) struct Regroups {
     pub(crate) asked_ns: u64,
     /// The end of the last step.
     pub(crate) step_end: Instant,
+    /// Its outcome.
+    pub(crate) stepped: Option<Stepped>,
+    /// The last step that the listeners know.
+    pub(crate) reported: u64,
 }
 
 /// A step that is done: evaluations and checkpoints may be due.
@@ -82,8 +87,10 @@ impl Training {
             regroups: Regroups {
                 are_due: false,
                 made: [(0, Duration::ZERO); 2],
-                asked_ns: 0,
+                asked_ns: now_ns(),
                 step_end: Instant::now(),
+                stepped: None,
+                reported: 0,
             },
         }
     }
@@ -102,7 +109,7 @@ impl Training {
         let ended = self.progress.advance(num_batches, config.steps_per_epoch, samples, loss);
         self.after = Some(AfterStep { epoch, ended });
         self.num_steps += 1;
-        self.regroups.step_end = Instant::now();
+        (self.regroups.step_end, self.regroups.stepped) = (Instant::now(), Some(*stepped));
     }
 }
 

@@ -11,6 +11,7 @@ use paceline_memory::GraphedWork;
 use paceline_model::{OpenUnits, ParamId};
 use paceline_schedule::Plan;
 use paceline_trace::now_ns;
+use serde::{Deserialize, Serialize};
 
 use crate::accumulation::add_rows;
 use crate::graphs::{GraphObstacle, Passed, StepPasses};
@@ -20,7 +21,7 @@ use crate::{
 };
 
 /// The loss of a training step over the whole batch. The same on every rank, except where noted.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepLoss {
     /// Mean loss over the samples or tokens of all ranks.
     pub loss: f64,
@@ -45,7 +46,7 @@ pub struct StepLoss {
 }
 
 /// The outcome of a step.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stepped {
     /// The loss before the update.
     pub loss: StepLoss,

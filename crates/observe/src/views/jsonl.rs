@@ -13,6 +13,18 @@ use crate::record::rank_report::RankReport;
 use crate::views::appended::Appended;
 use crate::views::summary::Named;
 
+const NAME: &str = "metrics.jsonl";
+
+/// The last step that the file of a run folder has; 0 if it has none.
+pub fn last_step(folder: &Path) -> u64 {
+    let text = std::fs::read_to_string(folder.join(NAME)).unwrap_or_default();
+    let step = |line: &str| {
+        let line: serde_json::Value = serde_json::from_str(line).ok()?;
+        line.get("loss").and_then(|_| line.get("step")?.as_u64())
+    };
+    text.lines().rev().find_map(step).unwrap_or(0)
+}
+
 /// The open file.
 #[derive(Debug)]
 pub struct MetricsFile(Appended);
@@ -20,7 +32,7 @@ pub struct MetricsFile(Appended);
 impl MetricsFile {
     /// Makes the file in a run folder.
     pub fn create(disk: &Disk, folder: &Path) -> Result<Self> {
-        Ok(Self(Appended::create(disk, folder.join("metrics.jsonl"), &[])?))
+        Ok(Self(Appended::create(disk, folder.join(NAME), &[])?))
     }
 
     fn add_line(&mut self, line: &Named) {

@@ -185,6 +185,14 @@ impl Agreement {
         self.remove(number, None);
     }
 
+    /// A member has found that nobody can go on.
+    pub(super) fn give_up(&mut self, number: u64, reason: String) {
+        self.remove(number, Some("nobody can go on".into()));
+        if self.progress == RunPhase::Going && self.last.ranks().contains(&number) {
+            self.fail(reason);
+        }
+    }
+
     /// A member has ended, or a process that was to become one.
     pub(super) fn gone(&mut self, number: u64, how: &str) {
         self.present.coming.remove(&number);

@@ -40,6 +40,7 @@ struct MemberLine {
     socket: OwnedFd,
     limit: Duration,
     is_asked: AtomicBool,
+    is_broken: Arc<AtomicBool>,
     /// Consistent between any two statements, so a panic elsewhere does no harm.
     news: Mutex<News>,
     changed: Condvar,
@@ -90,6 +91,7 @@ impl RunMember {
             socket,
             limit,
             is_asked: AtomicBool::new(false),
+            is_broken: Arc::default(),
             news: Mutex::new(News::default()),
             changed: Condvar::default(),
         });
@@ -143,10 +145,24 @@ impl RunMember {
         self.0.shared.is_asked.load(Ordering::Relaxed)
     }
 
+    /// A flag that is set while nobody can meet in this generation any more: a member has gone, or waits for the next one.
+    pub fn is_broken(&self) -> Arc<AtomicBool> {
+        self.0.shared.is_broken.clone()
+    }
+
     /// Says that this member's work is done, so that nobody takes its end for a death.
     pub fn leave(&self) {
+        self.part(&Request::Leave);
+    }
+
+    /// Says that no member can go on, and why, in words.
+    pub fn give_up(&self, reason: &str) {
+        self.part(&Request::GiveUp { reason: reason.into() });
+    }
+
+    fn part(&self, request: &Request) {
         // If the list has gone, nobody waits for this.
-        let _ = self.0.send(&Request::Leave);
+        let _ = self.0.send(request);
     }
 }
 
@@ -229,6 +245,7 @@ impl MemberLine {
             _ => outcome.to_string(),
         };
         lock(&self.news).end.get_or_insert_with(|| gone(number, &reason));
+        self.is_broken.store(true, Ordering::Relaxed);
         self.changed.notify_all();
     }
 
@@ -259,6 +276,7 @@ impl MemberLine {
             }
             _ => {}
         }
+        self.is_broken.store(news.broken.is_some() || news.end.is_some(), Ordering::Relaxed);
         drop(news);
         self.changed.notify_all();
     }

@@ -341,6 +341,10 @@ impl Connection {
                 self.end(time);
                 return agreement.leave(number);
             }
+            (Some(number), Request::GiveUp { reason }) => {
+                self.end(time);
+                return agreement.give_up(number, reason);
+            }
             (Some(_), Request::Join { .. }) | (None, _) => {
                 self.end(time);
                 Notice::Refused("this message does not belong here".into())

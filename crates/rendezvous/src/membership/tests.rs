@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{JoinHandle, sleep, spawn};
 
@@ -347,4 +348,24 @@ fn nobody_is_left_out_before_its_time_or_because_of_a_member_that_has_gone() {
         decisions.contains(&Decision::Tell(vec![1], wire::Notice::Next(place))),
         "{decisions:?}"
     );
+}
+
+#[test]
+fn a_member_that_gives_up_ends_the_run_for_all() {
+    let (list, events) = listen(terms(&[1, 2], 2));
+    let [a, b] = [0, 1].map(|number| join(&list, Some(number)));
+    regroup_all(&[&a, &b]);
+    let over = a.is_broken();
+    assert!(!over.load(Ordering::Relaxed));
+    let waiting = regroup(&b);
+    // It has to meet again too.
+    until("the news", || over.load(Ordering::Relaxed));
+    a.give_up("the state is lost");
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!(error.to_string().contains("the state is lost"), "{error}");
+    let reason = "the state is lost".into();
+    let failed = MemberEvent::Failed { reason };
+    until("the event", || events.try_iter().any(|of| of == failed));
+    let error = RunMember::join(HERE, list.port(), "secret", None, "lr=1", LIMIT).unwrap_err();
+    assert!(error.to_string().contains("the run has ended"), "{error}");
 }

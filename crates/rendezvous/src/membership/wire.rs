@@ -29,6 +29,8 @@ pub(super) enum Request {
     Text { generation: u64, name: String, text: String },
     /// Its work is done.
     Leave,
+    /// Nobody can go on.
+    GiveUp { reason: String },
 }
 
 /// A message to a member.
