@@ -3,8 +3,8 @@
     cargo build --release
     python3 bench/elastic.py --deaths 1000
 
-Two hosts are network namespaces of this machine, as root (`hosts.py`). A launcher replaces each rank that dies. The next one is killed a random time after the others have gone on, so also while the
-replacement joins; but a stage of a pipeline first has two ranks again, since nobody else has its weights. Each step must be in metrics.jsonl exactly once: no sample was lost or taken twice. results/elastic.json has, for each case, the
+Two hosts are network namespaces of this machine, as root (`hosts.py`). A launcher replaces each rank that dies. The next one is killed a random time after the others have made a step, so also while the
+replacement joins; with `ddp` sometimes another one while they meet. A stage of a pipeline first has two ranks again, since nobody else has its weights. Each step must be in metrics.jsonl exactly once: no sample was lost or taken twice. results/elastic.json has, for each case, the
 deaths and how long the others took to go on, from the end of the last step. Exits with 1 if a run has failed or differs.
 """
 import argparse
@@ -60,21 +60,34 @@ class Run:
             else:
                 self.launchers.append(subprocess.Popen(command, env=os.environ | variables, **streams))
 
-    def lines(self) -> list[Record]:
+    def text(self) -> str:
         file = self.folder / "run" / "metrics.jsonl"
-        text = file.read_text() if file.exists() else ""
-        return [json.loads(line) for line in text.splitlines()]
+        return file.read_text() if file.exists() else ""
 
     def regroups(self) -> list[Record]:
-        return [line for line in self.lines() if "regroup_s" in line]
+        """The changes after which the ranks have made a step."""
+        lines = self.text().splitlines()
+        last = max((at for at, line in enumerate(lines) if '"loss"' in line), default=0)
+        return [json.loads(line) for line in lines[:last] if '"regroup_s"' in line]
+
+    def losses(self) -> int:
+        return sum(len(line["lost"]) for line in self.regroups())
 
     def ranks(self) -> list[int]:
         return [pid for launcher in self.launchers for pid in ranks_of(launcher.pid).values()]
 
-    def may_lose(self) -> bool:
-        """Whether the others have the state of any rank."""
+    def is_whole(self) -> bool:
+        """Whether all ranks have made a step together since one was lost."""
         regroups = self.regroups()
-        return bool(self.lines()) and (self.case != "pipeline" or not regroups or regroups[-1]["members"] == 4)
+        return bool(self.text()) and (not regroups or regroups[-1]["members"] == 4)
+
+    def kill(self, rank: int) -> int:
+        try:
+            os.kill(rank, signal.SIGKILL)
+        except ProcessLookupError:
+            # It has just been left out, or the run is over.
+            return 0
+        return 1
 
     def is_running(self) -> bool:
         return all(launcher.poll() is None for launcher in self.launchers)
@@ -92,24 +105,24 @@ class Run:
         return json.loads((self.folder / "run" / "summary.json").read_text())["weights_sha256"]
 
     def said(self) -> str:
-        return "".join(f"--- {file.name}\n{file.read_text()[-3000:]}" for file in sorted(self.folder.glob("launcher*.log")))
+        logs = [f"--- {file.name}\n{file.read_text()[-3000:]}" for file in sorted(self.folder.glob("launcher*.log"))]
+        return "".join([*logs, *(f"{line}\n" for line in self.regroups()[-5:])])
 
 
 def disturb(run: Run, chance: random.Random, most: int) -> int:
     """Kills ranks one after the other until the run ends. Returns how many."""
     deaths = 0
     while run.is_running() and deaths < most:
-        before = len(run.regroups())
+        before = run.losses()
         ranks = run.ranks()
-        if run.may_lose() and len(ranks) > 2:
-            try:
-                os.kill(chance.choice(ranks), signal.SIGKILL)
-            except ProcessLookupError:
-                # It has just been left out, or the run is over.
-                continue
-            deaths += 1
+        if len(ranks) > 2 and (run.is_whole() if run.case == "pipeline" else run.text()):
+            victims = chance.sample(ranks, 2 if "ddp" in run.case and run.is_whole() and chance.random() < 0.3 else 1)
+            for victim in victims:
+                deaths += run.kill(victim)
+                time.sleep(chance.uniform(0.0, 0.15) if len(victims) > 1 else 0.0)
             begin = time.monotonic()
-            while run.is_running() and len(run.regroups()) == before and time.monotonic() < begin + 30:
+            # A process that had not become a member is not missed.
+            while run.is_running() and run.losses() == before and time.monotonic() < begin + 5:
                 time.sleep(0.01)
         time.sleep(chance.uniform(0.0, 0.8))
     return deaths
@@ -128,7 +141,7 @@ def one(arguments: argparse.Namespace, case: str, seed: int, expected: str, most
         run = Run(arguments.paceline, case, arguments.steps, Path(folder), is_elastic=True)
         deaths = disturb(run, random.Random(seed), most)
         codes = run.end()
-        steps = sorted(line["step"] for line in run.lines() if "loss" in line)
+        steps = sorted(json.loads(line)["step"] for line in run.text().splitlines() if '"loss"' in line)
         problem = f"exit codes {codes}" if any(codes) else ""
         if not problem and run.digest() != expected:
             problem = f"digest {run.digest()} instead of {expected}"

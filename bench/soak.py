@@ -3,6 +3,7 @@
     cargo build --release
     python3 bench/soak.py                                     # as root; see bench/hosts.py for other users
     python3 bench/soak.py --seconds 300 --seed 7
+    python3 bench/soak.py --elastic                           # the others go on
 
 Two hosts, network namespaces of this machine (`hosts.py`), train one model with two ranks each, over `hybrid`. On each host a launcher restarts its ranks after
 a failure (`--max-restarts`), and every attempt goes on from the last good checkpoint. The checkpoints lie on a small file system of their own, which can be full.
@@ -32,7 +33,7 @@ from hosts import Network, Route
 
 NUM_HOSTS, PER_HOST = 2, 2
 LIMIT_S = 4
-STEP = "--channels 4 --hidden 8 --samples 400 --global-batch-size 32 --lr 0.0005 --momentum 0.9 --save-every 20"
+STEP = "--channels 4 --hidden 8 --samples 400 --global-batch-size 32 --micro-batch-size 8 --lr 0.0005 --momentum 0.9 --save-every 20"
 ENDLESS = "--epochs 1000000"
 DIGEST = re.compile(r"^Weights: sha256 (\w{64})$", re.MULTILINE)
 STOPPED = re.compile(r"checkpoint after step (\d+) in")
@@ -44,7 +45,7 @@ RECOVERY_S = 60.0
 class Soak:
     """The disturbed run."""
 
-    def __init__(self, network: Network, binary: Path, folder: Path, chance: random.Random) -> None:
+    def __init__(self, network: Network, binary: Path, folder: Path, chance: random.Random, more: str) -> None:
         self.network, self.folder, self.chance = network, folder, chance
         self.checkpoint = folder / "saved" / "latest"
         self.is_reading = threading.Event()
@@ -53,7 +54,7 @@ class Soak:
         self.said: list[str] = []
         self.launchers = []
         for host in range(NUM_HOSTS):
-            words = f"train {STEP} {ENDLESS} --save saved --timeout {LIMIT_S} --max-restarts 1000000 --nproc {PER_HOST}"
+            words = f"train {STEP} {more} {ENDLESS} --save saved --timeout {LIMIT_S} --max-restarts 1000000 --nproc {PER_HOST}"
             place = f"--nnodes {NUM_HOSTS} --node-rank {host} --master-addr {network.hosts[0].address} --master-port 29500"
             streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             command, variables = [binary, *words.split(), *place.split()], {"PACELINE_SECRET": "between namespaces"}
@@ -65,7 +66,7 @@ class Soak:
         for line in output:
             self.is_reading.wait()
             line = line.decode(errors="replace").rstrip("\n")
-            if line.startswith("paceline: restart "):
+            if line.startswith(("paceline: restart ", "paceline: replacement ")):
                 self.restarts[host] += 1
             if "paceline:" in line or "error" in line or "warning" in line:
                 self.said.append(f"{time.strftime('%H:%M:%S')} host {host}: {line}")
@@ -224,7 +225,7 @@ def finish(binary: Path, folder: Path, words: str, sampler: bool) -> tuple[str, 
     return found[1], samples.result() if samples else {}
 
 
-def disturb(soak: Soak, seconds: float) -> list[Record]:
+def disturb(soak: Soak, seconds: float, names: list[str]) -> list[Record]:
     """Lets faults happen. Returns them, each with the restarts that followed."""
     events: list[Record] = []
     end = time.monotonic() + seconds
@@ -234,13 +235,13 @@ def disturb(soak: Soak, seconds: float) -> list[Record]:
             events.append({"fault": "the run does not train", "said": soak.said[-40:]})
             break
         time.sleep(soak.chance.uniform(*PAUSE_S))
-        name = soak.chance.choice(list(FAULTS))
+        name = soak.chance.choice(names)
         fault, is_survived = FAULTS[name]
-        before, said = max(soak.restarts), len(soak.said)
+        before, said = list(soak.restarts), len(soak.said)
         begin = time.monotonic()
         fault(soak)
         trains = soak.wait_until_trained()
-        event = {"fault": name, "restarts": max(soak.restarts) - before, "trains_after_s": round(time.monotonic() - begin, 2)}
+        event = {"fault": name, "restarts": max(now - then for now, then in zip(soak.restarts, before)), "trains_after_s": round(time.monotonic() - begin, 2)}
         event["good"] = trains and not (is_survived and event["restarts"])
         events.append(event if event["good"] else event | {"said": soak.said[said:][-40:]})
         print(f"{name}: {event['restarts']} restarts, trains after {event['trains_after_s']} s", flush=True)
@@ -253,6 +254,7 @@ def main() -> int:
     parser = arguments_for(__doc__, "soak.json", rounds=0)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--elastic", action="store_true", help="ranks leave and are replaced while the others go on")
     arguments = parsed(parser)
     binary = arguments.paceline
     origin = provenance()
@@ -263,9 +265,12 @@ def main() -> int:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "soak", folder / "saved"], check=True)
         try:
             network.everywhere(Route())
-            soak = Soak(network, binary, folder, chance)
+            elastic = f"--elastic 1:4 --evict-after {LIMIT_S}" if arguments.elastic else ""
+            soak = Soak(network, binary, folder, chance, elastic)
             launchers = Sampler(lambda: [launcher.pid for launcher in soak.launchers])
-            events = disturb(soak, arguments.seconds)
+            # An elastic run ends when a rank is asked to.
+            names = [name for name in FAULTS if not (elastic and name == "one rank is asked to end")]
+            events = disturb(soak, arguments.seconds, names)
             send([launcher.pid for launcher in soak.launchers], signal.SIGTERM)
             codes = [launcher.wait(60) for launcher in soak.launchers]
             used_by_launchers = launchers.result()

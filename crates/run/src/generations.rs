@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use paceline_collectives::{Axis, Fence, Group, Meeting, Member as RankOfGroup, MeshShape};
 use paceline_failure::{Failure, Result};
@@ -30,6 +30,8 @@ use crate::training::{TrainedUntil, Training};
 
 /// Generations that may fail one after the other without a step.
 const MAX_FAILED: usize = 20;
+/// How long a rank that fails waits for news that another one has gone, whose end it may have met first.
+const NEWS_LIMIT: Duration = Duration::from_secs(1);
 
 /// The state that a rank carries from one generation to the next.
 #[derive(Default)]
@@ -107,7 +109,8 @@ pub(crate) fn train(
                     }
                     _ => {}
                 }
-                missed_members(failure, is_of_others && failed < MAX_FAILED)?
+                let are_lost = || is_of_others || rank.member().breaks_within(NEWS_LIMIT);
+                missed_members(failure, || failed < MAX_FAILED && are_lost())?
             }
         };
     }
@@ -116,17 +119,17 @@ pub(crate) fn train(
 /// Why a generation is over.
 struct LostGeneration {
     failure: Failure,
-    /// Whether others are lost, and this rank can go on.
+    /// Whether it shows that others are lost.
     is_of_others: bool,
 }
 
-/// The members that a failure is about, if the others can go on.
-fn missed_members(failure: Failure, is_of_others: bool) -> Result<Vec<u64>> {
+/// The members that a failure is about, if this rank can go on.
+fn missed_members(failure: Failure, goes_on: impl Fn() -> bool) -> Result<Vec<u64>> {
     match failure {
-        Failure::Missing { ranks, .. } if is_of_others => {
+        Failure::Missing { ranks, .. } if goes_on() => {
             Ok(ranks.into_iter().map(|rank| rank as u64).collect())
         }
-        Failure::Consequence(_) if is_of_others => Ok(Vec::new()),
+        Failure::Consequence(_) | Failure::Run(_) if goes_on() => Ok(Vec::new()),
         failure => Err(failure),
     }
 }

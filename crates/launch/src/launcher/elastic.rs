@@ -166,8 +166,8 @@ impl<'a> ElasticRanks<'a> {
     ) -> bool {
         let lost = &ranks[local];
         let Some(end) = lost.ended else { return true };
-        if end.status.code() == Some(i32::from(EXIT_USAGE)) {
-            // All others will find the same mistake.
+        if end.status.code().is_some_and(|code| code == i32::from(EXIT_USAGE) || code > 128) {
+            // All others will find the same mistake, or end too, because one of them was asked to.
             return false;
         }
         let how = if lost.asked == Some(Signal::KILL) {

@@ -6,8 +6,8 @@
 //!   are ready or gone. From the first of them that is ready, the others have `evict_after`; whoever is not ready then is left out.
 //! - A generation has the largest allowed size, and the oldest members. The others are spares.
 //! - If too few are ready, they wait for more for as long as the limit, if any may come.
-//! - With several hosts, the members that go on must be more than half of the last generation, or half of it with a rank of the
-//!   first host. So a part that is cut off does not train on alone.
+//! - With several hosts, the members that go on must be more than half of those of the last generation that may still be there, or half
+//!   of them with a rank of the first host. So a part that is cut off does not train on alone. Who has certainly ended does not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -33,6 +33,8 @@ struct Present {
     coming: BTreeSet<u64>,
     /// All that the first host's launcher has started.
     of_first_host: BTreeSet<u64>,
+    /// Those that have gone and may still train somewhere.
+    silent: BTreeSet<u64>,
     /// The next number to give.
     next: u64,
 }
@@ -193,9 +195,16 @@ impl Agreement {
         }
     }
 
+    /// A member cannot be reached. It may still be there.
+    pub(super) fn unreachable(&mut self, number: u64, how: &str) {
+        self.present.silent.insert(number);
+        self.remove(number, Some(how.into()));
+    }
+
     /// A member has ended, or a process that was to become one.
     pub(super) fn gone(&mut self, number: u64, how: &str) {
         self.present.coming.remove(&number);
+        self.present.silent.remove(&number);
         self.remove(number, Some(how.into()));
     }
 
@@ -291,6 +300,7 @@ impl Agreement {
         for &number in awaited {
             self.present.coming.remove(&number);
             self.present.living.remove(&number);
+            self.present.silent.insert(number);
             let living = self.present.living.iter();
             let missed_by = living.filter(|(_, of)| of.missed.contains(&number));
             let missed_by = missed_by.map(|(number, _)| *number).collect();
@@ -312,6 +322,7 @@ impl Agreement {
         let (members, spares) = (ready[..size].to_vec(), ready[size..].to_vec());
         self.last = Generation::new(generation, ready, size);
         (self.since, self.short_since) = (None, None);
+        self.present.silent.clear();
         self.decisions.push(Decision::Event(MemberEvent::Next { generation, members, spares }));
     }
 
@@ -334,16 +345,16 @@ impl Agreement {
 
     /// Why these members do not go on, if they are the smaller part of several hosts' members.
     fn is_minority(&self, ready: &[u64]) -> Option<String> {
-        let last = self.last.ranks();
-        self.terms.first_host.filter(|_| self.last.number > 0)?;
-        let left: Vec<u64> = ready.iter().copied().filter(|of| last.contains(of)).collect();
+        self.terms.first_host?;
+        let last = || self.last.ranks().iter();
+        let silent = last().filter(|of| self.present.silent.contains(of)).count();
+        let left: Vec<&u64> = last().filter(|of| ready.contains(of)).collect();
         let has_first = left.iter().any(|of| self.present.of_first_host.contains(of));
-        let needed = if has_first { last.len().div_ceil(2) } else { last.len() / 2 + 1 };
-        (left.len() < needed).then(|| {
+        let (left, all) = (left.len(), left.len() + silent);
+        let needed = if has_first { all.div_ceil(2) } else { all / 2 + 1 };
+        (silent > 0 && left < needed).then(|| {
             format!(
-                "{} of {} members are left; a part that is cut off does not train on alone",
-                left.len(),
-                last.len()
+                "{left} of {all} members are left; a part that is cut off does not train on alone"
             )
         })
     }

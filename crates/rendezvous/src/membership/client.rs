@@ -150,6 +150,17 @@ impl RunMember {
         self.0.shared.is_broken.clone()
     }
 
+    /// Whether this is so, now or within `limit`, and this member can wait for the next generation.
+    pub fn breaks_within(&self, limit: Duration) -> bool {
+        let MemberLine { news: mutex, changed, .. } = &*self.0.shared;
+        let deadline = Deadline::after(limit);
+        let mut news = lock(mutex);
+        while news.broken.is_none() && news.end.is_none() && !deadline.has_passed() {
+            news = deadline.sleep(|piece| changed.wait(mutex, news, Some(piece)));
+        }
+        news.broken.is_some() && news.end.is_none()
+    }
+
     /// Says that this member's work is done, so that nobody takes its end for a death.
     pub fn leave(&self) {
         self.part(&Request::Leave);

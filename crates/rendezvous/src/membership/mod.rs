@@ -58,7 +58,7 @@ pub struct Terms {
     pub sizes: Vec<usize>,
     /// How many ranks the launchers of all hosts start. They have the numbers from 0.
     pub expected: usize,
-    /// With several hosts, how many of these the first host starts. Then a minority of the last generation does not go on.
+    /// With several hosts, how many of these the first host starts. Then a part that is cut off does not go on alone.
     pub first_host: Option<usize>,
     /// Settings on which all members must agree, in words.
     pub settings: String,

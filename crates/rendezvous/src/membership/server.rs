@@ -245,14 +245,13 @@ impl Server {
     /// A connection has ended.
     fn lose(&mut self, at: usize, error: &io::Error) {
         let connection = &mut self.connections[at];
-        let how = match error.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => {
-                "its connection ended".into()
-            }
-            _ => error.to_string(),
-        };
+        // Its system has closed it, which shows that the process has ended.
+        let has_ended =
+            [io::ErrorKind::UnexpectedEof, io::ErrorKind::ConnectionReset].contains(&error.kind());
+        let how = if has_ended { "its connection ended".into() } else { error.to_string() };
         match connection.number.take().filter(|_| !connection.is_ending) {
-            Some(number) => lock(&self.shared.agreement).gone(number, &how),
+            Some(number) if has_ended => lock(&self.shared.agreement).gone(number, &how),
+            Some(number) => lock(&self.shared.agreement).unreachable(number, &how),
             None if !connection.is_ending => self.door.refuse(&connection.from, &how),
             None => {}
         }

@@ -287,8 +287,8 @@ fn texts_that_are_too_long_for_a_message_end_the_exchange() {
     assert_eq!(regroup_all(&[&a, &b])[0].generation, 2);
 }
 
-/// The event after some of four members on two hosts have gone, all at once.
-fn after_deaths(gone: &[u64]) -> MemberEvent {
+/// The event after some of four members on two hosts have ended, and others are silent, all at once.
+fn after(ended: &[u64], silent: &[u64]) -> MemberEvent {
     let mut list = Agreement::new(Terms { first_host: Some(2), ..terms(&[1, 2, 3, 4], 4) });
     let now = Duration::ZERO;
     for number in 0..4 {
@@ -296,8 +296,10 @@ fn after_deaths(gone: &[u64]) -> MemberEvent {
         list.ready(number, Vec::new(), now);
     }
     list.settle(now);
-    gone.iter().for_each(|number| list.gone(*number, "was killed"));
-    (0..4).filter(|of| !gone.contains(of)).for_each(|of| list.ready(of, gone.into(), now));
+    let gone = [ended, silent].concat();
+    ended.iter().for_each(|number| list.gone(*number, "was killed"));
+    silent.iter().for_each(|number| list.unreachable(*number, "no route to host"));
+    (0..4).filter(|of| !gone.contains(of)).for_each(|of| list.ready(of, gone.clone(), now));
     let mut events = list.settle(now).into_iter().filter_map(|decision| match decision {
         Decision::Event(event) => Some(event),
         _ => None,
@@ -311,16 +313,21 @@ fn a_part_of_several_hosts_goes_on_if_it_is_larger_or_has_the_first_host() {
         let (members, spares) = (members.into(), Vec::new());
         MemberEvent::Next { generation: 2, members, spares }
     };
-    let is_cut_off = |left: usize| {
-        let reason =
-            format!("{left} of 4 members are left; a part that is cut off does not train on alone");
+    let is_cut_off = |left: usize, all: usize| {
+        let reason = format!(
+            "{left} of {all} members are left; a part that is cut off does not train on alone"
+        );
         MemberEvent::Failed { reason }
     };
-    assert_eq!(after_deaths(&[0]), go_on(&[1, 2, 3]));
-    assert_eq!(after_deaths(&[2, 3]), go_on(&[0, 1]));
-    assert_eq!(after_deaths(&[1, 3]), go_on(&[0, 2]));
-    assert_eq!(after_deaths(&[0, 1]), is_cut_off(2));
-    assert_eq!(after_deaths(&[1, 2, 3]), is_cut_off(1));
+    assert_eq!(after(&[], &[0]), go_on(&[1, 2, 3]));
+    assert_eq!(after(&[], &[2, 3]), go_on(&[0, 1]));
+    assert_eq!(after(&[], &[1, 3]), go_on(&[0, 2]));
+    assert_eq!(after(&[], &[0, 1]), is_cut_off(2, 4));
+    assert_eq!(after(&[], &[1, 2, 3]), is_cut_off(1, 4));
+    // Who has ended does not train elsewhere.
+    assert_eq!(after(&[1, 2, 3], &[]), go_on(&[0]));
+    assert_eq!(after(&[0], &[1]), go_on(&[2, 3]));
+    assert_eq!(after(&[0, 2], &[1]), is_cut_off(1, 2));
 }
 
 #[test]
@@ -356,10 +363,10 @@ fn a_member_that_gives_up_ends_the_run_for_all() {
     let [a, b] = [0, 1].map(|number| join(&list, Some(number)));
     regroup_all(&[&a, &b]);
     let over = a.is_broken();
-    assert!(!over.load(Ordering::Relaxed));
+    assert!(!over.load(Ordering::Relaxed) && !a.breaks_within(Duration::ZERO));
     let waiting = regroup(&b);
     // It has to meet again too.
-    until("the news", || over.load(Ordering::Relaxed));
+    assert!(a.breaks_within(LIMIT) && over.load(Ordering::Relaxed));
     a.give_up("the state is lost");
     let error = waiting.join().unwrap().unwrap_err();
     assert!(error.to_string().contains("the state is lost"), "{error}");
