@@ -2,6 +2,7 @@
 
     cargo build --release
     python3 bench/elastic.py --deaths 1000
+    python3 bench/elastic.py --price --rounds 16 [--before OTHER]    # runs that nobody disturbs
 
 Two hosts are network namespaces of this machine, as root (`hosts.py`). A launcher replaces each rank that dies. The next one is killed a random time after the others have made a step, so also while the
 replacement joins; with `ddp` sometimes another one while they meet. A stage of a pipeline first has two ranks again, since nobody else has its weights. Each step must be in metrics.jsonl exactly once: no sample was lost or taken twice. results/elastic.json has, for each case, the
@@ -18,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import Record, aligned, arguments_for, parsed, provenance, ranks_of, write
+from common import Record, aligned, arguments_for, interval, parsed, provenance, ranks_of, train, write
 from hosts import Network, Route
 
 RUN = "train --model cnn --global-batch-size 64 --micro-batch-size 8 --samples 6400 --quiet --optimizer adamw"
@@ -153,13 +154,42 @@ def one(arguments: argparse.Namespace, case: str, seed: int, expected: str, most
         return record | ({"said": run.said()} if problem else {})
 
 
+def price(arguments: argparse.Namespace) -> None:
+    """Undisturbed runs with `--elastic` over runs without, and those over themselves; and all-reduces of 4 KB of two programs."""
+    binary, other = arguments.paceline, arguments.before or arguments.paceline
+    step = lambda flags: lambda: train(binary, f"--nproc 2 --global-batch-size 64 --micro-batch-size 8 --samples 6400 {flags}")["step_ms_median"]  # noqa: E731
+    records = []
+    for transport in ("shm", "tcp"):
+        small, whole = f"--channels 4 --hidden 8 --steps 2000 --transport {transport}", f"--steps 100 --transport {transport}"
+        pairs = {f"{transport}, {name}": (step(f"{flags} --elastic 2:2"), step(flags)) for name, flags in (("a small model", small), ("cnn", whole))}
+        pairs[f"{transport}, 4 KB all-reduce"] = (lambda by=transport: all_reduce(binary, by), lambda by=transport: all_reduce(other, by))
+        for name, (now, before) in pairs.items():
+            rounds = [[of() for of in ((now, before, before) if at % 2 else (before, before, now))] for at in range(arguments.rounds)]
+            rounds = [of if at % 2 else [of[2], *of[:2]] for at, of in enumerate(rounds)]
+            of = {"over": interval([now / before for now, before, _ in rounds]), "itself": interval([again / before for _, before, again in rounds])}
+            records.append({"what": name, **of, "all": rounds})
+            print(name, {key: f"{value['median']:.3f} [{value['low']:.3f}-{value['high']:.3f}]" for key, value in of.items()}, flush=True)
+    write(arguments.out.with_stem(f"{arguments.out.stem}_price"), {**provenance(), "rounds": arguments.rounds, "pairs": records})
+
+
+def all_reduce(binary: Path, transport: str) -> float:
+    with tempfile.TemporaryDirectory(prefix="elastic_") as folder:
+        words = f"bench all_reduce -b 4K -e 4K --iters 4000 -w 200 --transport {transport} -J bench.json"
+        subprocess.run([binary, *words.split()], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        return json.loads((Path(folder) / "bench.json").read_text())["results"][0]["out_of_place"]["time"]
+
+
 def main() -> None:
-    parser = arguments_for(__doc__ or "", "elastic.json", rounds=0)
+    parser = arguments_for(__doc__ or "", "elastic.json", rounds=16)
     parser.add_argument("--deaths", type=int, default=1000, help="of all cases together (default: 1000)")
     parser.add_argument("--steps", type=int, default=600, help="of a run (default: 600)")
     parser.add_argument("--seed", type=int, default=1, help="(default: 1)")
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--price", action="store_true", help="compare runs that nobody disturbs (FILE: ..._price.json)")
+    parser.add_argument("--before", type=Path, metavar="PATH", help="another build, for --price")
     arguments = parsed(parser)
+    if arguments.price:
+        return price(arguments)
     records: list[Record] = []
     for case in arguments.cases:
         expected = undisturbed(arguments.paceline, case, arguments.steps)
