@@ -62,7 +62,7 @@ impl Sockets {
     /// Forgets all posted transfers after a failed operation, and sends all peers the reason why this rank gives up. Returns
     /// the error to report, and which of its ranks are alive.
     ///
-    /// After a time-out, peers that have given up as well can be reached. Their last
+    /// After a wait in vain, of this rank or of another one, peers that have given up as well can be reached. Their last
     /// words say which ranks they have waited for: perhaps a rank from which this one already had all that it needed.
     pub(crate) fn give_up(
         &mut self,
@@ -77,34 +77,119 @@ impl Sockets {
                 LastWords::Conflict { ranks, operations, calls }
             }
             CollectiveError::PeerLost { peer, .. } => LastWords::Lost(peer),
+            CollectiveError::Broken { culprits, .. } => LastWords::Missing(culprits),
             error => match error.culprits() {
                 // The fault is this rank's own.
                 ranks if ranks.is_empty() => LastWords::Missing(vec![context.rank]),
                 ranks => LastWords::Missing(ranks),
             },
         });
-        let CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited } = error else {
-            return (error, Vec::new());
-        };
-        let heard = self.wires.hear(&missing);
-        let alive: Vec<usize> = heard.iter().map(|(peer, _)| *peer).collect();
-        let had_missing = !missing.is_empty();
-        let mut named: Vec<usize> = missing;
-        for (_, words) in &heard {
-            match words {
-                LastWords::Missing(ranks) => named.extend(ranks),
-                LastWords::Lost(peer) => named.push(*peer),
-                LastWords::Leaves | LastWords::Conflict { .. } => {}
+        match error {
+            CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited } => {
+                let had_missing = !missing.is_empty();
+                let (missing, alive) = self.ask(context, missing);
+                let error = if had_missing && missing.is_empty() {
+                    context.given_up(missing)
+                } else {
+                    CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited }
+                };
+                (error, alive)
             }
+            CollectiveError::Broken { culprits, .. } => {
+                let (missing, alive) = self.ask(context, culprits);
+                (context.given_up(missing), alive)
+            }
+            error => (error, Vec::new()),
         }
-        named.retain(|peer| *peer != context.rank && !alive.contains(peer));
-        named.sort_unstable();
-        named.dedup();
-        let error = if had_missing && named.is_empty() {
-            context.given_up(named)
-        } else {
-            CollectiveError::TimedOut { rank, missing: named, op, seq, bytes, waited }
-        };
-        (error, alive)
+    }
+
+    /// Asks the ranks that others miss, and then those that these miss. Returns the ranks that are missing, and those that are
+    /// alive: each rank that has given up because of others.
+    fn ask(&self, context: &OpContext, mut missing: Vec<usize>) -> (Vec<usize>, Vec<usize>) {
+        let (mut asked, mut alive) = (vec![context.rank], vec![context.rank]);
+        loop {
+            missing.sort_unstable();
+            missing.dedup();
+            let next: Vec<usize> =
+                missing.iter().copied().filter(|rank| !asked.contains(rank)).collect();
+            if next.is_empty() {
+                break;
+            }
+            for (peer, words) in self.wires.hear(&next) {
+                let because_of = match words {
+                    LastWords::Missing(ranks) => ranks,
+                    LastWords::Lost(rank) => vec![rank],
+                    // Nobody else keeps it from coming.
+                    LastWords::Leaves => vec![peer],
+                    LastWords::Conflict { .. } => Vec::new(),
+                };
+                if !because_of.contains(&peer) {
+                    alive.push(peer);
+                }
+                missing.extend(because_of);
+            }
+            asked.extend(next);
+        }
+        missing.retain(|rank| !alive.contains(rank));
+        (missing, alive)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use paceline_memory::DType;
+    use paceline_trace::now_ns;
+
+    use super::*;
+    use crate::OpKind;
+    use crate::call::Call;
+    use crate::context::WaitPolicy;
+
+    fn pair() -> [TcpStream; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        [one, listener.accept().unwrap().0]
+    }
+
+    /// The ranks that rank 0 of 4 names when it has waited for rank 1 in vain, or has heard that another rank has. Each of the others
+    /// has said its last words, or is silent.
+    fn named(words: [Option<LastWords>; 3], has_waited: bool) -> Vec<usize> {
+        let [data, last] = [0; 2].map(|_| [0; 3].map(|_| pair()));
+        let own = |at: usize| [&data, &last].map(|of| of[at][0].try_clone().unwrap());
+        let streams = [None].into_iter().chain((0..3).map(|at| Some(own(at))));
+        let wires = Wires::new(streams.collect()).unwrap();
+        for (words, [_, theirs]) in words.iter().zip(&last) {
+            words.iter().for_each(|words| words.say_to(theirs));
+        }
+        let call = Call::new(OpKind::Barrier, DType::U8);
+        let policy = WaitPolicy { spin: Duration::ZERO, limit: Duration::ZERO };
+        let (named, started_ns, members) = (&call, now_ns(), &[][..]);
+        let (rank, world, first, seq) = (0, 4, 0, 2);
+        let context =
+            OpContext { rank, world, first, members, call: &call, named, seq, started_ns, policy };
+        let missing = vec![1];
+        let error = if has_waited { context.timed_out(missing) } else { context.given_up(missing) };
+        let mut sockets = Sockets { wires, scratch: ScratchMemory::default() };
+        sockets.give_up(&context, error).0.culprits()
+    }
+
+    /// Found by schedules 143 and 185 of `crates/checkpoint/tests/cluster.rs`: a host was cut off for as long as an operation may take.
+    #[test]
+    fn a_rank_that_has_given_up_because_of_others_is_not_missing() {
+        let missing = |ranks: &[usize]| Some(LastWords::Missing(ranks.to_vec()));
+        for has_waited in [true, false] {
+            assert_eq!(named([None, None, None], has_waited), [1], "it is silent");
+            let everybody = [missing(&[0, 2]), missing(&[1]), None];
+            assert_eq!(named(everybody, has_waited), [0; 0], "all have given up");
+            let chain = [missing(&[2]), missing(&[3]), None];
+            assert_eq!(named(chain, has_waited), [3], "the end of a chain is silent");
+            let own_fault = [missing(&[2]), missing(&[2]), None];
+            assert_eq!(named(own_fault, has_waited), [2], "it says that it has failed");
+            let left = [missing(&[2]), Some(LastWords::Leaves), None];
+            assert_eq!(named(left, has_waited), [2], "it has left, and others need it");
+        }
     }
 }

@@ -242,13 +242,19 @@ impl Wires {
     pub(crate) fn hear(&self, peers: &[usize]) -> Vec<(usize, LastWords)> {
         let mut waited = Waited::begin(now_ns());
         loop {
-            let of = |&peer: &usize| match LastWords::of(&self.wires[peer].as_ref()?.words) {
-                Heard::Words(words) => Some((peer, words)),
-                Heard::Nothing | Heard::End => None,
+            // A rank of this host has no wire, and its report comes as late as others'.
+            let of = |peer: usize| match self.wires.get(peer) {
+                Some(Some(wire)) => LastWords::of(&wire.words),
+                _ => Heard::Nothing,
             };
-            let heard: Vec<_> = peers.iter().filter_map(of).collect();
-            if heard.len() == peers.len() || waited.until(now_ns()) > REPORT_LIMIT {
-                return heard;
+            let heard: Vec<_> = peers.iter().map(|&peer| (peer, of(peer))).collect();
+            let is_quiet = heard.iter().any(|(_, of)| *of == Heard::Nothing);
+            if !is_quiet || waited.until(now_ns()) > REPORT_LIMIT {
+                let words = |(peer, heard)| match heard {
+                    Heard::Words(words) => Some((peer, words)),
+                    Heard::Nothing | Heard::End => None,
+                };
+                return heard.into_iter().filter_map(words).collect();
             }
             sleep(Duration::from_millis(1));
         }

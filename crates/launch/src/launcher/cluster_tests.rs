@@ -302,7 +302,7 @@ fn check_attempt(
         let is_apart = number > 0 && of != host && !faults.is_empty();
         let is_excused = faults.iter().any(explains)
             || is_apart
-            || has_given_up(of)
+            || has_given_up(rank)
             || !faults.is_empty() && attempt.said.iter().any(is_behind);
         if odd.is_none_or(|odd| odd.0 != rank) && !is_excused {
             return Err(format!("it blames rank {rank}"));
@@ -321,6 +321,20 @@ fn check_attempt(
         }
     }
     Ok(())
+}
+
+fn is_freeze_of(fault: &FaultOfHost, host: usize) -> bool {
+    fault.kind == ClusterFault::Freeze && fault.host == host
+}
+
+/// Whether a rank has given up because a rank of this host, which was frozen for as long as others wait, did not come.
+fn has_missed(attempt: &Attempt, rank: usize, host: usize) -> bool {
+    let of_host = |text: &str| (0..RANKS).any(|of| text.contains(&(host * RANKS + of).to_string()));
+    let (begin, end) = (format!("of rank {rank}: "), " did not come in time");
+    attempt.said.iter().filter(|text| text.starts_with(&begin)).any(|text| {
+        let list = text.strip_suffix(end).and_then(|text| Some(text.rsplit_once(": ranks ")?.1));
+        list.is_some_and(of_host)
+    })
 }
 
 fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
@@ -342,12 +356,16 @@ fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
             ProcessEnd::Hung(waits) => return Err(format!("host {host} hangs: {waits:?}")),
             ProcessEnd::Returned(ended, at) => (ended, at),
         };
-        // Its ranks no longer come, because those of this host have come too late.
-        let has_given_up = |other: usize| match &ends[other] {
-            ProcessEnd::Returned((code, _), before) => *code != 0 && before < at,
-            ProcessEnd::Killed | ProcessEnd::Hung(_) => true,
-        };
         for (number, attempt) in attempts.iter().enumerate() {
+            // It no longer comes, because those of this host have come too late.
+            let has_given_up = |rank: usize| match &ends[rank / RANKS] {
+                ProcessEnd::Returned((code, theirs), before) => {
+                    let is_late = || faults.iter().any(|fault| is_freeze_of(fault, host));
+                    let misses = |of: &Attempt| is_late() && has_missed(of, rank, host);
+                    *code != 0 && before < at || theirs.get(number).is_some_and(misses)
+                }
+                ProcessEnd::Killed | ProcessEnd::Hung(_) => true,
+            };
             let known = (faults, &has_given_up as &dyn Fn(usize) -> bool);
             check_attempt(host, number, attempt, &script, known).map_err(|reason| {
                 format!("attempt {number} of host {host}: {reason} ({script:?}); all: {ends:?}")
