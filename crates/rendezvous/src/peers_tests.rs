@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -47,6 +49,35 @@ fn two_ranks_connect_by_either_network_and_may_wait_for_ever() {
         assert!(connections[0][1].is_some() && connections[1][0].is_some(), "{network:?}");
     };
     within_limit(move || [SocketKind::Local, SocketKind::Tcp].into_iter().for_each(connect_by));
+}
+
+/// Whether they accept, connect, or do both.
+#[test]
+fn ranks_wait_for_nobody_once_one_of_them_has_gone() {
+    let wait = |network, rank: usize, peers: &[usize]| {
+        let over = Arc::new(AtomicBool::new(false));
+        let listeners = [0, 1, 2].map(|rank| {
+            let listener = PeerListener::bind(&RunKey::default(), Some(HOST), rank, WORLD);
+            listener.unwrap().unless(Some(over.clone()))
+        });
+        let addresses = listeners.each_ref().map(|listener| listener.address().clone());
+        let connect = || {
+            let limit = Duration::MAX;
+            listeners[rank].connect::<1>(network, &addresses, rank, peers, limit, |_, _| {})
+        };
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(connect);
+            over.store(true, Ordering::Relaxed);
+            assert!(waiting.join().unwrap().is_err(), "{network:?}, rank {rank}");
+        });
+    };
+    within_limit(move || {
+        for network in [SocketKind::Local, SocketKind::Tcp] {
+            for (rank, peers) in [(0, &[1][..]), (1, &[0]), (1, &[0, 2])] {
+                wait(network, rank, peers);
+            }
+        }
+    });
 }
 
 #[test]

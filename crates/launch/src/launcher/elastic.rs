@@ -235,6 +235,11 @@ impl<'a> ElasticRanks<'a> {
         !is_late && self.list.as_ref().is_some_and(Members::has_members)
     }
 
+    /// Ends the list of members. Its events about all that members have said are there afterward.
+    pub(super) fn close(&mut self) {
+        self.list = None;
+    }
+
     /// Whether the run has succeeded, given the ranks of this host, which have ended.
     pub(super) fn is_success(&self, ranks: &[Rank]) -> bool {
         self.is_finished

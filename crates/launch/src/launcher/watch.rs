@@ -190,10 +190,23 @@ impl<'a> Watch<'a> {
                 return self.fail(now());
             }
         }
-        if self.elastic.as_ref().is_some_and(|elastic| !elastic.is_success(&self.ranks)) {
+        if !self.is_elastic_success() {
             return self.fail(Instant::now());
         }
         self.await_orphans()
+    }
+
+    /// Whether a run whose ranks come and go has succeeded. The last member may have said so since the last look.
+    fn is_elastic_success(&mut self) -> bool {
+        let Some(elastic) = &mut self.elastic else { return true };
+        elastic.close();
+        let mut can_go_on = true;
+        while let Ok(event) = receive(&self.events, Some(Duration::ZERO)) {
+            if let LaunchEvent::Member(event) = event {
+                can_go_on &= !elastic.learn(&mut self.ranks, event);
+            }
+        }
+        can_go_on && elastic.is_success(&self.ranks)
     }
 
     /// Whether the other ranks go on although this one has failed.

@@ -129,6 +129,21 @@ fn with_too_few_ranks_the_run_fails_and_the_first_death_is_named() {
 }
 
 #[test]
+fn a_replacement_that_ends_before_it_has_joined_is_not_awaited() {
+    let sandbox = Sandbox::new();
+    let mut command = sandbox.given("launch -n 2 --elastic 2:2 --max-restarts 1 -- sh -c");
+    let script = "test $PACELINE_MEMBER = 2 && exit 1; exec \"$@\"";
+    command.args([script, "sh"]).args(as_rank()).env("TMPDIR", sandbox.path(""));
+    let mut run = Elastic { launcher: Marked::start(command), sandbox };
+    run.member(0, "0,1");
+    signal(run.member(1, "0,1"), Signal::KILL);
+    let run = run.launcher.end();
+    for line in ["replacement 1 of 1 for rank 1", "1 of at least 2; none can come"] {
+        assert!(run.stderr.contains(line), "no {line}: {run:#?}");
+    }
+}
+
+#[test]
 fn a_stopped_rank_is_left_out_and_killed() {
     let run = Elastic::launch("-n 3 --elastic 1:3 --evict-after 1");
     run.member(2, "0,1,2");
@@ -142,8 +157,9 @@ fn a_stopped_rank_is_left_out_and_killed() {
 #[test]
 fn a_process_joins_by_itself_and_one_with_another_secret_does_not() {
     let port = free_port();
-    let flags =
-        format!("-n 1 --elastic 1:2 --nnodes 1 --master-addr 127.0.0.1 --master-port {port}");
+    let flags = format!(
+        "-n 1 --elastic 1:2 --evict-after 2 --nnodes 1 --master-addr 127.0.0.1 --master-port {port}"
+    );
     let run = Elastic::launch_with(&flags, |command| {
         command.env("PACELINE_SECRET", "of this run");
     });
@@ -161,7 +177,9 @@ fn a_process_joins_by_itself_and_one_with_another_secret_does_not() {
     run.member(1, "0,1");
     signal(run.member(0, "0,1"), Signal::KILL);
     run.member(1, "1");
-    // The launcher has no rank any more, and keeps the list until the last member has done its work.
+    // The launcher has no rank any more, and keeps the list until the last member has done its work, also for longer than it
+    // waits for one that is silent.
+    std::thread::sleep(Duration::from_secs(3));
     let run = run.stop().ok();
     assert!(run.stderr.contains("member 1 has joined from 127.0.0.1"), "{run:#?}");
     joined.end().ok();

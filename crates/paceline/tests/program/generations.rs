@@ -22,7 +22,11 @@ fn flags(others: &str) -> String {
 }
 
 fn expected() -> String {
-    let quick = flags("--nproc 1").replace("--decode-us 1000", "");
+    expected_with("")
+}
+
+fn expected_with(others: &str) -> String {
+    let quick = flags(&format!("--nproc 1 {others}")).replace("--decode-us 1000", "");
     Sandbox::new().train(&quick).ok().weights().to_owned()
 }
 
@@ -77,6 +81,8 @@ fn ranks_die_and_are_replaced_and_the_bits_stay() {
     ] {
         with_deaths(others, &expected);
     }
+    // Running statistics are taken back to those of the last step.
+    with_deaths("--nproc 3 --elastic 1:3 --batch-norm", &expected_with("--batch-norm"));
 }
 
 #[test]

@@ -21,6 +21,8 @@ mod agreement;
 mod client;
 mod door;
 mod generation;
+#[cfg(test)]
+mod history_tests;
 mod server;
 #[cfg(test)]
 mod tests;

@@ -197,6 +197,18 @@ fn too_few_members_wait_for_a_replacement_and_no_longer_than_the_limit() {
 }
 
 #[test]
+fn a_list_that_has_ended_has_reported_the_end_of_its_last_member() {
+    let (list, events) = listen(terms(&[1], 1));
+    let a = join(&list, Some(0));
+    regroup_all(&[&a]);
+    a.leave();
+    until("its end", || !list.has_members());
+    drop(list);
+    let end = MemberEvent::Gone { number: 0, how: None };
+    assert!(events.try_iter().any(|of| of == end));
+}
+
+#[test]
 fn members_notice_that_the_list_has_gone() {
     let (list, _events) = listen(terms(&[1, 2], 2));
     let a = join(&list, Some(0));

@@ -36,6 +36,8 @@ struct Life {
     number: Option<u64>,
     places: Vec<GenerationPlace>,
     longest_wait: Duration,
+    /// Whether it got a text of another generation.
+    is_mixed: bool,
     error: Option<RendezvousError>,
     /// Those of the list.
     events: Vec<MemberEvent>,
@@ -101,10 +103,18 @@ fn steps(host: usize, member: &RunMember, life: &mut Life) -> Result<(), Rendezv
             life.longest_wait = life.longest_wait.max(now() - begin);
         }
         let place = place?;
-        let is_spare = place.index >= place.size;
+        let (generation, is_spare) = (place.generation, place.index >= place.size);
         life.places.push(place);
+        // Every text but that of a spare that waits already begins with its generation.
+        let mut exchange = |name: &str, text: String| {
+            let all = member.exchange(name, format!("{generation} {text}"))?;
+            let all = all.iter().filter_map(|text| text.split_once(' '));
+            let (generations, texts): (Vec<&str>, Vec<&str>) = all.unzip();
+            life.is_mixed |= generations.iter().any(|of| *of != generation.to_string());
+            Ok::<_, String>(texts.into_iter().map(String::from).collect::<Vec<_>>())
+        };
         // A spare takes part in the first exchange, in which ranks hand over what they have.
-        let met = member.exchange("meet", String::new());
+        let met = exchange("meet", String::new());
         is_new = is_spare;
         if is_spare || met.is_err() {
             continue;
@@ -112,7 +122,7 @@ fn steps(host: usize, member: &RunMember, life: &mut Life) -> Result<(), Rendezv
         loop {
             sleep(Duration::from_millis(100 + 7 * host as u64));
             let own = format!("{step} {}", member.is_asked());
-            let Ok(all) = member.exchange("step", own) else { break };
+            let Ok(all) = exchange("step", own) else { break };
             let all: Vec<(usize, bool)> = all
                 .iter()
                 .filter_map(|text| text.split_once(' '))
@@ -171,6 +181,9 @@ fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
             if own != Some(*index) || !sizes.contains(size) || *size > members.len() {
                 return fails("has a wrong rank");
             }
+        }
+        if life.is_mixed {
+            return fails("gets texts of another generation");
         }
         if is_clock_right(host, faults) && life.longest_wait > LONGEST {
             return fails("waits too long");
