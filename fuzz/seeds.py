@@ -131,6 +131,39 @@ def hellos() -> dict[str, bytes]:
     }
 
 
+def members() -> dict[str, bytes]:
+    def message(kind: int, *parts: bytes) -> bytes:
+        # As postcard writes it: the kind and lengths in 7 bits per byte.
+        contents = bytes([kind]) + b"".join(parts)
+        return struct.pack("<I", len(contents)) + contents
+
+    def text(value: bytes) -> bytes:
+        return bytes([len(value)]) + value
+
+    join = [message(0, b"\1", bytes([number]), text(b"")) for number in range(2)]
+    ready, leave = message(1, text(b"\1")), message(3)
+    place = message(2, b"\1\0", text(b"\0\1"), b"\2")
+    return {
+        "valid-member": join[0] + ready + message(2, b"\1", text(b"group"), text(b"here")) + leave,
+        "valid-members-meet": b"".join(join) + ready * 2 + join[0] + ready,
+        "valid-newcomer": message(0, b"\0", text(b"")) + ready + leave,
+        "valid-other-settings": message(0, b"\0", text(b"--lr=1")) + leave,
+        "valid-member-gives-up": join[0] + ready + message(4, text(b"lost")),
+        "valid-then-rubbish": join[0] + b"\xff" * 20,
+        "valid-notices": message(1, text(b"no room")) + place + message(3, b"\1", text(b"group"), b"\2", text(b"a"), text(b"b")) + message(5),
+        "valid-notice-of-the-end": message(4, b"\1", text(b"lost")) + message(6, b"\0", text(b"late")) + message(6, b"\2") + message(7),
+        "refused-cut-length": join[0][:3],
+        "refused-cut": ready[:-1],
+        "refused-empty-message": struct.pack("<I", 0),
+        "refused-kind": message(9),
+        "refused-longest-message": struct.pack("<I", 2**32 - 1) + b"\1",
+        "refused-message-that-does-not-come": struct.pack("<I", 16 << 20) + b"\1",
+        "refused-longest-list": message(1, b"\xff" * 9 + b"\1"),
+        "refused-longest-text": message(2, b"\1", b"\xff" * 9 + b"\1", b"name"),
+        "refused-no-text": message(4, text(b"\xff\xfe")),
+    }
+
+
 def headers() -> dict[str, bytes]:
     kinds = "all_reduce reduce_scatter all_gather broadcast reduce gather scatter all_to_all send recv send_recv barrier".split()
 
@@ -344,3 +377,4 @@ if __name__ == "__main__":
     write("collectives", "tcp_header", headers())
     write("rendezvous", "store_wire", stores())
     write("rendezvous", "hello", hellos())
+    write("rendezvous", "membership", members())

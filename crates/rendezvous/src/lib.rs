@@ -70,6 +70,11 @@ pub use peers::{PeerAddress, PeerListener, SocketKind};
 pub use rendezvous::{MAX_SECRET_BYTES, Rendezvous, RendezvousPoint};
 pub use route::HostRoute;
 pub use store::Store;
+
+/// The readers of what comes from outside, for the fuzzer.
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
-pub use store::fuzzing;
+pub mod fuzzing {
+    pub use crate::membership::fuzzing::membership;
+    pub use crate::store::fuzzing::{hello, store_wire};
+}

@@ -15,3 +15,8 @@ fn kept_messages_of_stores_are_read_or_refused() {
 fn kept_hellos_are_read_or_refused() {
     replay::replay(env!("CARGO_MANIFEST_DIR"), "hello", fuzzing::hello);
 }
+
+#[test]
+fn kept_messages_of_members_are_read_or_refused() {
+    replay::replay(env!("CARGO_MANIFEST_DIR"), "membership", fuzzing::membership);
+}

@@ -10,15 +10,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
+use paceline_checkpoint as checkpoint;
 use paceline_collectives::{Axis, Fence, Group, Meeting, Member as RankOfGroup, MeshShape};
 use paceline_failure::{Failure, Result};
+use paceline_host::text::warn;
 use paceline_launch::connect::end_when_panicking;
 use paceline_launch::environment::Placement;
 use paceline_launch::stop::{self, StopRequest};
-use paceline_observe::figures::event::{Event, Listeners, Regrouped};
+use paceline_observe::figures::event::{Event, Listeners, Placed, Regrouped};
 use paceline_observe::views::jsonl::last_step;
 use paceline_rendezvous::{GenerationPlace, RendezvousError, RunMember};
 use paceline_settings::config::TrainConfig;
+use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::spec::RunSpec;
@@ -39,7 +43,6 @@ struct BetweenGenerations {
     run: Option<Training>,
     kept: Option<Kept>,
     listeners: Option<Listeners<'static>>,
-    peak_flops_per_s: f64,
     /// The members of the last generation.
     members: Vec<u64>,
     /// The memory of their operations that have failed.
@@ -161,16 +164,21 @@ impl ElasticRank<'_> {
         }
         let own = |failure| LostGeneration { failure, is_of_others: false };
         let (mut config, data) = self.resolve(place.size).map_err(own)?;
-        if let Some(save) = config.checkpoints.save.clone().filter(|_| place.generation > 1) {
-            // If state is lost, the run goes on from its last checkpoint.
+        if let Some(save) = config.checkpoints.save.clone().filter(|_| place.generation > 1)
+            && (checkpoint::is_in(&save) || !matches!(config.resume, Some(Resume::From(_))))
+        {
+            // If state is lost, the run goes on from its last checkpoint, or begins again where it began.
             config.resume = Some(Resume::IfThere(save));
         }
-        // One for each generation, until the process ends: listeners of all generations refer to them.
-        let config: &'static TrainConfig = Box::leak(Box::new(config));
-        let all = self.form(place, config).map_err(|error| LostGeneration {
+        let all = self.form(place, &config).map_err(|error| LostGeneration {
             failure: Failure::Consequence(error.to_string()),
             is_of_others: true,
         })?;
+        // A process that joins cannot tell whether there are other hosts.
+        config.transport = TransportName::from_str(all.transport().name(), false)
+            .map_err(|error| own(Failure::Run(error)))?;
+        // One for each generation, until the process ends: listeners of all generations refer to them.
+        let config: &'static TrainConfig = Box::leak(Box::new(config));
         let outcome = self.train(place, config, data, &all);
         self.carried.fence = Some(all.fence());
         outcome.map_err(|failure| LostGeneration { failure, is_of_others: all.is_broken() })
@@ -219,15 +227,8 @@ impl ElasticRank<'_> {
         data: OpenData,
         all: &Group,
     ) -> Result<TrainedUntil> {
-        let BetweenGenerations {
-            run,
-            kept,
-            listeners,
-            peak_flops_per_s: peak,
-            members,
-            is_beginning,
-            ..
-        } = &mut self.carried;
+        let BetweenGenerations { run, kept, listeners, members, is_beginning, .. } =
+            &mut self.carried;
         let run =
             run.get_or_insert_with(|| Training::new(Default::default(), config.total_steps()));
         let mut handed = Kept::agree((kept.as_mut(), *is_beginning), run, config, all)?;
@@ -242,7 +243,10 @@ impl ElasticRank<'_> {
             run.regroups.reported = self.folder.as_deref().map_or(0, last_step);
         }
         handed.has_listeners = listeners.is_some();
-        let placements = setup::compare(config, &data, &world, self.host.local_rank)?;
+        let placements = setup::compare(config, &data, &world, self.host.local_rank);
+        let Some(placements) = fitting(placements, members, place, all)? else {
+            return Ok(TrainedUntil::Regroup);
+        };
         let folder = self.folder.clone();
         let (mut of_rank, stream, progress) = setup::begin(
             config,
@@ -260,9 +264,6 @@ impl ElasticRank<'_> {
         run.regroups.are_due = false;
         (*kept, *is_beginning) = (None, false);
         of_rank.listeners = listeners.take().unwrap_or(of_rank.listeners);
-        // It is measured once.
-        *peak = peak.max(of_rank.first.peak_flops_per_s);
-        of_rank.first.peak_flops_per_s = *peak;
         let before = std::mem::replace(members, place.members.clone());
         report(&mut of_rank, run, &before, place)?;
         let outcome = of_rank.train_to_end(stream, run, self.begin);
@@ -270,6 +271,26 @@ impl ElasticRank<'_> {
         *kept = Some(Kept::new(trainer.leave()));
         *listeners = Some(of_run);
         outcome
+    }
+}
+
+/// The outcome of comparing the ranks' settings. `None` if only this generation has members with other settings: those end, and
+/// the others, of which this rank is one, meet again.
+fn fitting(
+    compared: Result<Vec<Placed>>,
+    before: &[u64],
+    place: &GenerationPlace,
+    all: &Group,
+) -> Result<Option<Vec<Placed>>> {
+    let have_joined = place.members.iter().any(|number| !before.contains(number));
+    match compared {
+        Err(problem) if have_joined && !before.is_empty() && !all.is_broken() => {
+            if place.index == 0 {
+                warn(&format!("a process that has joined cannot take part: {problem}"));
+            }
+            Ok(None)
+        }
+        compared => compared.map(Some),
     }
 }
 
@@ -340,7 +361,8 @@ pub(crate) fn of_size(spec: &RunSpec, size: usize) -> Result<RunSpec> {
         let shape = MeshShape::new(&axes).map_err(|e| refuse(e.to_string()))?;
         spec = spec.with("mesh", shape);
     }
-    Ok(if size <= parts { spec.without(&["replicate-shards"]) } else { spec })
+    let is_alone = size <= parts && spec.has("replicate-shards");
+    Ok(if is_alone { spec.with("replicate-shards", 1) } else { spec })
 }
 
 /// The sizes from `min` to `max` that a generation can have.

@@ -210,18 +210,26 @@ impl HandedOver<'_> {
                 catalog.entry((name, dtype)).or_default().push((range, rank));
             }
         }
-        let mut missing: usize = wanted.iter().map(|piece| piece.data.num_elems()).sum();
+        let mut parts = Vec::new();
         for ((name, dtype), held) in &catalog {
             let dtype = dtype.parse().unwrap_or(DType::U8);
-            for (range, holders) in segments(held) {
-                let Some(part) = self.bring(name, dtype, &range, &holders)? else { continue };
-                for piece in wanted.iter().filter(|piece| piece.name == *name) {
-                    missing -= copy_common(piece, &range, &part)?;
-                }
-            }
+            parts.extend(segments(held).into_iter().map(|segment| (name, dtype, segment)));
         }
-        let of_all = self.all.all_gather_object(&missing)?;
-        Ok(of_all.iter().all(|missing| *missing == 0))
+        let has = |piece: &Piece| {
+            let found = parts.iter().filter(|(name, ..)| piece.name == **name);
+            found.map(|(_, _, (range, _))| common(piece, range).len()).sum::<usize>()
+        };
+        // Nothing is copied unless all is there: the run begins elsewhere, perhaps with its first weights.
+        let has_all = wanted.iter().all(|piece| has(piece) == piece.data.num_elems());
+        if !self.all.all_gather_object(&has_all)?.into_iter().all(|has_all| has_all) {
+            return Ok(false);
+        }
+        for (name, dtype, (range, holders)) in &parts {
+            let Some(part) = self.bring(name, *dtype, range, holders)? else { continue };
+            let mut of_name = wanted.iter().filter(|piece| piece.name == **name);
+            of_name.try_for_each(|piece| copy_common(piece, range, &part))?;
+        }
+        Ok(true)
     }
 
     /// Elements that these ranks have: at home if all have them, and otherwise sent by the first of them.
@@ -268,17 +276,21 @@ fn segments(held: &[Held]) -> Vec<(Range<usize>, Vec<usize>)> {
     parts.filter(|(_, holders)| !holders.is_empty()).collect()
 }
 
-/// Copies the elements that a piece has in common with a range. Returns how many.
-fn copy_common(to: &Piece, range: &Range<usize>, from: &Tensor) -> Result<usize> {
-    let own = to.start..to.start + to.data.num_elems();
-    let common = own.start.max(range.start)..own.end.min(range.end);
+/// The elements that a piece has in common with a range.
+fn common(piece: &Piece, range: &Range<usize>) -> Range<usize> {
+    let (begin, end) = (piece.start.max(range.start), piece.start + piece.data.num_elems());
+    begin..end.min(range.end).max(begin)
+}
+
+/// Copies the elements that a piece has in common with a range.
+fn copy_common(to: &Piece, range: &Range<usize>, from: &Tensor) -> Result<()> {
+    let common = common(to, range);
     if common.is_empty() {
-        return Ok(0);
+        return Ok(());
     }
-    let to = to.data.slice(common.start - own.start..common.end - own.start)?;
+    let to = to.data.slice(common.start - to.start..common.end - to.start)?;
     let from = from.slice(common.start - range.start..common.end - range.start)?;
-    to.copy_from(&from)?;
-    Ok(common.len())
+    Ok(to.copy_from(&from)?)
 }
 
 /// The newest complete checkpoint of a folder.

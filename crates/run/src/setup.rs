@@ -221,6 +221,10 @@ impl<'a> RankRun<'a> {
     /// Ends what others wait for, apart from the groups of the trainer, and returns that and the listeners.
     pub(crate) fn leave(mut self) -> (Trainer, Listeners<'a>) {
         self.saving.iter_mut().chain(&mut self.saving_best).for_each(Saving::give_up);
+        if self.trainer.replica.world.is_broken() {
+            // A gather among ranks that are all left may have ended. It is waited for before anyone reads its memory.
+            let _ = self.trainer.sync_replicas();
+        }
         (self.trainer, self.listeners)
     }
 }

@@ -245,16 +245,18 @@ fn launch(
 ) -> Result<u8> {
     let local_ranks = config.world_size / hosts.map_or(1, |hosts| hosts.count);
     let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
-    if has_first && start.max_restarts > 0 && elastic.is_none() {
+    if has_first && start.needs_processes() {
         resume::go_back(config)?;
     }
     let mut last = None;
     let ended = launcher::launch_with_restarts(start.max_restarts, |restart| {
         let continued = if restart > 0 { continued(config)? } else { None };
         let config = continued.as_ref().unwrap_or(config);
-        let args: Vec<OsString> = match &continued {
-            Some(config) => std::iter::once("train".into()).chain(config.spec.words()).collect(),
-            None => std::env::args_os().skip(1).collect(),
+        // A checkpoint that states flags may be gone when ranks meet again.
+        let args: Vec<OsString> = if continued.is_some() || elastic.is_some() {
+            std::iter::once("train".into()).chain(config.spec.words()).collect()
+        } else {
+            std::env::args_os().skip(1).collect()
         };
         // Each attempt has a run folder of its own.
         let folder = if has_first {

@@ -273,6 +273,8 @@ impl RankRun<'_> {
         // A run that was asked to stop skips an evaluation that decides nothing.
         let decides = config.evaluation.early_stop.is_some() || self.saving_best.is_some();
         if is_due(config.evaluation.eval_every, steps) && (decides || !run.is_stopped) {
+            // One that is repeated since ranks were lost afterward counts once.
+            run.progress.best = run.after.map_or(run.progress.best, |after| after.best);
             self.evaluate_midway(&mut run.progress, epoch)?;
             self.tell_early_stop(&run.progress)?;
             // Nothing is left to stop if the run ends here.

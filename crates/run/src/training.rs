@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use paceline_checkpoint::progress::{EpochSums, LossScaling, Progress};
+use paceline_checkpoint::progress::{Best, EpochSums, LossScaling, Progress};
 use paceline_host::resources::cpu_times::CpuTimes;
 use paceline_observe::record::meter::Meter;
 use paceline_observe::record::steps::StepLog;
@@ -62,6 +62,8 @@ pub(crate) struct AfterStep {
     pub(crate) epoch: u64,
     /// The sums of the epoch, if this was its last step.
     pub(crate) ended: Option<EpochSums>,
+    /// The evaluations before it.
+    pub(crate) best: Best,
 }
 
 /// How the steps of a rank ended.
@@ -107,7 +109,7 @@ impl Training {
         let epoch = self.progress.position.epoch;
         self.progress.scaling = rescaled(config, self.progress.scaling, !is_updated);
         let ended = self.progress.advance(num_batches, config.steps_per_epoch, samples, loss);
-        self.after = Some(AfterStep { epoch, ended });
+        self.after = Some(AfterStep { epoch, ended, best: self.progress.best });
         self.num_steps += 1;
         (self.regroups.step_end, self.regroups.stepped) = (Instant::now(), Some(*stepped));
     }

@@ -284,6 +284,10 @@ impl<'a> ElasticRanks<'a> {
                 }
             }
             MemberEvent::Next { generation, members, spares } if generation > 1 => {
+                let goes_on = |number| members.contains(&number) || spares.contains(&number);
+                // The others go on without these, so they are not to blame for what comes later.
+                let lost = ranks.iter_mut().filter(|rank| !rank.number.is_some_and(goes_on));
+                lost.filter_map(|rank| rank.ended.as_mut()).for_each(|end| end.was_asked = true);
                 let spares = match spares.len() {
                     0 => String::new(),
                     count => format!(", and {} until needed", plural(count, "spare")),

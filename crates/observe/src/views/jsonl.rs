@@ -1,6 +1,7 @@
 //! `metrics.jsonl`: one line with a JSON object per step, per evaluation and per save, as rank 0 saw them. A view
 //! of the table of figures.
 
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 use paceline_failure::Result;
@@ -14,15 +15,25 @@ use crate::views::appended::Appended;
 use crate::views::summary::Named;
 
 const NAME: &str = "metrics.jsonl";
+/// The end of a file that certainly has a step.
+const TAIL_BYTES: u64 = 1 << 20;
 
 /// The last step that the file of a run folder has; 0 if it has none.
 pub fn last_step(folder: &Path) -> u64 {
-    let text = std::fs::read_to_string(folder.join(NAME)).unwrap_or_default();
+    let tail = || {
+        let mut file = paceline_files::open(&folder.join(NAME))?;
+        let begin = file.seek(SeekFrom::End(0))?.saturating_sub(TAIL_BYTES);
+        file.seek(SeekFrom::Start(begin))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        std::io::Result::Ok(bytes)
+    };
+    let bytes = tail().unwrap_or_default();
     let step = |line: &str| {
         let line: serde_json::Value = serde_json::from_str(line).ok()?;
         line.get("loss").and_then(|_| line.get("step")?.as_u64())
     };
-    text.lines().rev().find_map(step).unwrap_or(0)
+    String::from_utf8_lossy(&bytes).lines().rev().find_map(step).unwrap_or(0)
 }
 
 /// The open file.

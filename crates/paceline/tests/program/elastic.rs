@@ -144,6 +144,17 @@ fn a_replacement_that_ends_before_it_has_joined_is_not_awaited() {
 }
 
 #[test]
+fn a_death_after_which_the_others_went_on_is_not_why_the_run_ends() {
+    let mut run = Elastic::launch("-n 2 --elastic 1:2");
+    signal(run.member(1, "0,1"), Signal::KILL);
+    signal(run.member(0, "0"), Signal::KILL);
+    let run = run.launcher.end();
+    assert_eq!(run.code, Some(137), "{run:#?}");
+    let last = run.stderr.lines().find(|line| line.contains("all ranks were stopped"));
+    assert!(last.is_some_and(|line| line.contains("rank 0 (process ")), "{run:#?}");
+}
+
+#[test]
 fn a_stopped_rank_is_left_out_and_killed() {
     let run = Elastic::launch("-n 3 --elastic 1:3 --evict-after 1");
     run.member(2, "0,1,2");

@@ -102,6 +102,7 @@ fn a_process_joins_with_the_same_flags_only() {
         Run::of(command)
     };
     join("--lr 0.5", "of this run").ended_with(2, &["the run has the settings", "--lr=0.5"]);
+    join("--save here", "of this run").ended_with(2, &["the run has the settings", "--save=DIR"]);
     join("", "of another").ended_with(2, &["--join", "PACELINE_SECRET"]);
     join("", "of this run").ok();
     assert_eq!(other.contents(), [""; 0], "a member that is not rank 0 writes nothing");
@@ -131,9 +132,67 @@ fn lost_state_comes_from_a_checkpoint_or_ends_the_run() {
     let saves = "--nproc 2 --elastic 1:2 --strategy sharded3 --save saved --save-every 5";
     let mut launcher = Marked::train(&sandbox, &flags(saves));
     wait_until("a checkpoint", || sandbox.path("saved/latest").exists());
+    lose_one(&sandbox, &mut launcher, &expected);
+    // Without one, it begins again: at first at the first weights, then where `--resume` says, which also states the other flags.
+    let none = flags("--nproc 2 --elastic 1:2 --strategy sharded3 --save none --save-every 50");
+    let begun = flags("--nproc 1 --save begun").replace(&format!("--steps {STEPS}"), "--steps 4");
+    for (before, words) in [
+        ("", none),
+        (
+            &begun[..],
+            format!(
+                "--resume begun --save other --save-every 50 --steps {STEPS} --nproc 2 --elastic 1:2 --strategy sharded3 \
+                 --decode-us 1000 --run-dir runs"
+            ),
+        ),
+    ] {
+        let sandbox = Sandbox::new();
+        if !before.is_empty() {
+            sandbox.train(before).ok();
+            fs::remove_dir_all(sandbox.path("runs")).unwrap();
+        }
+        let mut launcher = Marked::train(&sandbox, &words);
+        wait_until("some steps", || has_steps(&sandbox, 7));
+        lose_one(&sandbox, &mut launcher, &expected);
+    }
+}
+
+/// Kills a rank whose shard no other has.
+fn lose_one(sandbox: &Sandbox, launcher: &mut Marked, expected: &str) {
     signal(launcher.rank(1), Signal::KILL);
     let run = launcher.end().ok();
     assert_eq!(run.weights(), expected, "{run:#?}");
+    assert_eq!(changes(&sandbox.run_folder()).len(), 1, "{run:#?}");
+}
+
+#[test]
+fn an_evaluation_that_is_repeated_counts_once() {
+    let flags = |ranks: &str| {
+        format!(
+            "--model llama --layers 2 --width 32 --heads 2 --intermediate 32 --vocab 258 --data text --data-dir texts --tokenizer bytes \
+             --seq-len 32 --test-samples 4 --global-batch-size 8 --micro-batch-size 2 --steps 12 --optimizer adamw --eval-every 4 \
+             --early-stop 1 --sample-every 4 --run-dir runs {ranks}"
+        )
+    };
+    let with_texts = || {
+        let sandbox = Sandbox::new();
+        fs::create_dir(sandbox.path("texts")).unwrap();
+        let text = "Each step is made once, and each evaluation counts once.\n".repeat(200);
+        fs::write(sandbox.path("texts/train.txt"), text).unwrap();
+        sandbox
+    };
+    let alone = with_texts().train(&flags("--nproc 1")).ok();
+    let sandbox = with_texts();
+    let elastic = "--nproc 3 --elastic 1:3 --strategy sharded3 --replicate-shards 2";
+    let mut launcher = Marked::train(&sandbox, &flags(elastic));
+    wait_until("an evaluation", || {
+        let file = folder(&sandbox).map(|folder| fs::read_to_string(folder.join("metrics.jsonl")));
+        file.is_some_and(|text| text.is_ok_and(|text| text.contains("eval_loss")))
+    });
+    // The ranks now make a text together.
+    signal(launcher.rank(2), Signal::KILL);
+    let run = launcher.end().ok();
+    assert_eq!(run.weights(), alone.weights(), "{run:#?}");
 }
 
 #[test]

@@ -20,6 +20,9 @@
 mod agreement;
 mod client;
 mod door;
+#[cfg(feature = "fuzzing")]
+#[path = "../../../../fuzz/checks/membership.rs"]
+pub mod fuzzing;
 mod generation;
 #[cfg(test)]
 mod history_tests;

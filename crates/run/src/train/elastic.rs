@@ -94,6 +94,12 @@ fn check_config(config: &TrainConfig) -> Result<()> {
             "ranks come and go on processors only, so far; leave one of them out",
         );
     }
+    if config.transport == TransportName::Hybrid && config.spec.has("transport") {
+        return refuse(
+            "--transport hybrid",
+            "each generation finds out by itself which ranks share a host; leave --transport out",
+        );
+    }
     if config.profile.is_some() {
         return refuse(
             "--profile",
@@ -138,16 +144,21 @@ pub(super) fn resolve(start: &StartFlags, config: &TrainConfig) -> Result<Option
     Ok(elastic)
 }
 
-/// The settings that all ranks of a run must have, whenever they come: the flags about its result, and about how its ranks
-/// together carry it out.
+/// The settings that all ranks of a run must have, whenever they come, in words. Folders may have other names on other hosts.
 pub fn settings(spec: &RunSpec) -> String {
     let all = flags::all();
     let is_of_host = |key: &&str| {
-        let scope = Scope::of_key(key);
-        *key == "nproc" || !matches!(scope, Some(Scope::Result | Scope::Ranks))
+        let is_of_all = Scope::of_key(key).is_some_and(Scope::is_of_all_ranks);
+        *key == "nproc" || !is_of_all
     };
     let others: Vec<&str> = all.iter().map(flags::key).filter(is_of_host).collect();
-    let words = spec.without(&others).words();
+    let mut spec = spec.without(&others);
+    for folder in ["save", "resume"] {
+        if spec.has(folder) {
+            spec = spec.with(folder, "DIR");
+        }
+    }
+    let words = spec.words();
     let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
     if words.is_empty() { "(all as by default)".into() } else { words.join(" ") }
 }

@@ -161,9 +161,9 @@ impl Gathers {
         (0..self.units.len()).try_for_each(|unit| self.evict(cx, UnitId(unit)))
     }
 
-    /// Waits for all gathers that are on their way.
+    /// Waits for all gathers that are on their way, also if one of them fails.
     pub(crate) fn wait_all(&mut self, cx: &mut StepContext) -> Result<()> {
-        (0..self.units.len()).try_for_each(|unit| self.wait(cx, UnitId(unit)))
+        (0..self.units.len()).map(|unit| self.wait(cx, UnitId(unit))).fold(Ok(()), Result::and)
     }
 
     /// Waits for the gather of a unit, if it is on its way.
