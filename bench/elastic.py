@@ -190,7 +190,7 @@ def main() -> None:
     arguments = parsed(parser)
     if arguments.price:
         return price(arguments)
-    records: list[Record] = []
+    origin, records = provenance(), list[Record]()
     for case in arguments.cases:
         expected = undisturbed(arguments.paceline, case, arguments.steps)
         runs: list[Record] = []
@@ -206,10 +206,11 @@ def main() -> None:
             "failed": sum(bool(run["problem"]) for run in runs), "median_s": quantile(0.5), "p99_s": quantile(0.99), "most_s": quantile(1.0), "all": runs,
         })
         print(json.dumps({key: value for key, value in records[-1].items() if key != "all"}), flush=True)
+        # A run is long: what was measured is kept if it ends early.
+        write(arguments.out, {**origin, "steps": arguments.steps, "cases": records})
     table = [["case", "runs", "deaths", "failed", "median s", "p99 s", "most s"]]
     table += [[of["case"], *(str(of[key]) for key in ("runs", "deaths", "failed")), *(f"{of[key]:.2f}" for key in ("median_s", "p99_s", "most_s"))] for of in records]
     print(aligned(table, {0}))
-    write(arguments.out, {**provenance(), "steps": arguments.steps, "cases": records})
     if any(of["failed"] for of in records):
         sys.exit("some runs have failed")
 
