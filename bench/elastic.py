@@ -160,7 +160,7 @@ def price(arguments: argparse.Namespace) -> None:
     step = lambda flags: lambda: train(binary, f"--nproc 2 --global-batch-size 64 --micro-batch-size 8 --samples 6400 {flags}")["step_ms_median"]  # noqa: E731
     records = []
     for transport in ("shm", "tcp"):
-        small, whole = f"--channels 4 --hidden 8 --steps 2000 --transport {transport}", f"--steps 100 --transport {transport}"
+        small, whole = f"--channels 4 --hidden 8 --steps 1000 --transport {transport}", f"--steps 60 --transport {transport}"
         pairs = {f"{transport}, {name}": (step(f"{flags} --elastic 2:2"), step(flags)) for name, flags in (("a small model", small), ("cnn", whole))}
         pairs[f"{transport}, 4 KB all-reduce"] = (lambda by=transport: all_reduce(binary, by), lambda by=transport: all_reduce(other, by))
         for name, (now, before) in pairs.items():
