@@ -56,6 +56,8 @@ enum RunPhase {
 
 /// The longest settings in words.
 const MAX_SETTINGS_BYTES: usize = 64 << 10;
+/// All members hear and print a reason.
+const MAX_REASON_CHARS: usize = 1000;
 
 #[derive(Debug)]
 pub(super) struct Agreement {
@@ -191,7 +193,7 @@ impl Agreement {
     pub(super) fn give_up(&mut self, number: u64, reason: String) {
         self.remove(number, Some("nobody can go on".into()));
         if self.progress == RunPhase::Going && self.last.ranks().contains(&number) {
-            self.fail(reason);
+            self.fail(reason.chars().take(MAX_REASON_CHARS).collect());
         }
     }
 

@@ -379,10 +379,10 @@ fn a_member_that_gives_up_ends_the_run_for_all() {
     let waiting = regroup(&b);
     // It has to meet again too.
     assert!(a.breaks_within(LIMIT) && over.load(Ordering::Relaxed));
-    a.give_up("the state is lost");
+    a.give_up(&format!("the state is lost{}", " ".repeat(15 << 20)));
     let error = waiting.join().unwrap().unwrap_err();
     assert!(error.to_string().contains("the state is lost"), "{error}");
-    let reason = "the state is lost".into();
+    let reason = format!("{:1000}", "the state is lost");
     let failed = MemberEvent::Failed { reason };
     until("the event", || events.try_iter().any(|of| of == failed));
     let error = RunMember::join(HERE, list.port(), "secret", None, "lr=1", LIMIT).unwrap_err();
